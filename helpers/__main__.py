@@ -1,0 +1,78 @@
+"""The helpers as commands: `python -m helpers predict --size large --gpu T4 bf16=True`."""
+
+import argparse
+import ast
+import json
+import sys
+
+from . import workloads
+from .hardware import gib, versions
+from .prediction import predict
+
+TASKS = tuple(workloads.MODELS)
+
+
+def setting(text: str) -> tuple[str, object]:
+    """`name=value` with the value read as Python where it is, else as text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} is not a setting: write name=value, such as bf16=True")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def predict_command(options: argparse.Namespace) -> str:
+    workload = getattr(workloads, options.task)(options.size, length=options.length)
+    found = predict(workload, gpu=options.gpu, **dict(map(setting, options.settings)))
+    facts = {
+        "peak_allocated": found.peak_allocated,
+        "peak_reserved": found.peak_reserved,
+        "used": found.used,
+        "context": found.context,
+        "by_category": found.by_category,
+        "fits": found.fits,
+        "gpu": found.device,
+        "workload": found.workload,
+        "note": found.note,
+        "seconds": round(found.seconds, 2),
+        "versions": versions(),
+    }
+    if options.json:
+        return json.dumps(facts, indent=2)
+    lines = [f"{found.workload}, predicted for {found.device} in {found.seconds:.1f} s"]
+    lines += [f"  {category:17}{gib(n):>12}" for category, n in found.by_category.items()]
+    lines.append(f"{'peak allocated':19}{gib(found.peak_allocated):>12}")
+    if found.capacity:
+        context = (
+            "context not measured" if found.context is None else f"context {gib(found.context)}"
+        )
+        verdict = "fits" if found.fits else "does not fit"
+        lines.append(f"{'peak reserved':19}{gib(found.peak_reserved):>12}")
+        lines.append(f"{'used':19}{gib(found.used):>12}  ({context})")
+        lines.append(f"It {verdict} the card's {gib(found.capacity)}.")
+    return "\n".join(lines + ([found.note] if found.note else []))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m helpers", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("predict", help="predict the peak memory of training")
+    command.add_argument("settings", nargs="*", help="keywords of TrainingArguments: name=value")
+    command.add_argument("--task", choices=TASKS, default=TASKS[0])
+    command.add_argument("--size", default="large", help="large, tiny, a model's name or folder")
+    command.add_argument("--length", type=int, help="tokens in a sample")
+    command.add_argument("--gpu", default="here", help="a card of data/gpus.csv, cpu, or here")
+    command.add_argument("--json", action="store_true")
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        print(predict_command(options))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

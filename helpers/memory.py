@@ -1,0 +1,113 @@
+"""Peak memory of a block of code, and starting clean for the next one."""
+
+import gc
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .hardware import device, forget_accelerate, gib
+
+__all__ = ["Usage", "driver_used", "free", "gib", "live_bytes", "measure"]
+
+
+@dataclass
+class Usage:
+    """Bytes of a measured block; None where this device has no such number.
+
+    `peak_allocated` counts tensors, `peak_reserved` what the caching allocator holds for them, and
+    `used` what the driver reports for the whole card at the end of the block, CUDA context and
+    other programs included. `start` was allocated when the block began and is part of the peak.
+    """
+
+    device: str
+    start: int = 0
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
+    used: int | None = None
+
+
+def live_bytes() -> int:
+    """Bytes of all real CPU tensors alive now; tensors that share a storage count once."""
+    storages = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some lazy module attributes warn when gc looks at them
+        for o in gc.get_objects():
+            if issubclass(type(o), torch.Tensor) and not isinstance(o, FakeTensor):
+                if o.device.type == "cpu" and o.layout is torch.strided:
+                    storages[o.untyped_storage().data_ptr()] = o.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def driver_used() -> int | None:
+    """Bytes in use on the current CUDA card, as `nvidia-smi` shows them; None without NVML."""
+    import pynvml  # the module of the package nvidia-ml-py
+
+    try:
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    except pynvml.NVMLError:
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+
+@contextmanager
+def measure() -> Iterator[Usage]:
+    """Measure the peak memory of a block: `with measure() as usage: ...`.
+
+    On an accelerator this is its caching allocator's own high-water mark. On a CPU it is the sum
+    of the events of torch's allocator, logged by `torch.profiler`, plus the tensors alive at the
+    start: exact, but it keeps some thousand events a step, so measure a few steps, not an epoch.
+    """
+    kind = device().type
+    usage = Usage(kind)
+    gc.collect()
+    if kind == "cpu":
+        usage.start = live_bytes()
+        cpu = torch.profiler.ProfilerActivity.CPU
+        with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:
+            yield usage
+        now = peak = 0
+        events = profile.profiler.kineto_results.events()
+        for event in sorted((e for e in events if e.name() == "[memory]"), key=_start):
+            now += event.nbytes()
+            peak = max(peak, now)
+        usage.peak_allocated = usage.start + peak
+        return
+    usage.start = _accelerator("memory_allocated") or 0
+    _accelerator("reset_peak_memory_stats")
+    yield usage
+    torch.accelerator.synchronize()
+    usage.peak_allocated = _accelerator("max_memory_allocated")
+    usage.peak_reserved = _accelerator("max_memory_reserved")
+    if kind == "cuda":
+        usage.used = driver_used()
+
+
+def _accelerator(name: str) -> int | None:
+    """One of `torch.accelerator`'s counters; None where its allocator keeps no statistics."""
+    try:
+        return getattr(torch.accelerator, name)()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _start(event) -> int:
+    return event.start_ns()
+
+
+def free() -> None:
+    """Drop what a run leaves behind: unreachable objects, cached blocks, Accelerate's shared state.
+
+    Accelerate keeps device and precision for the whole process, so the next run would inherit
+    them. What you still hold in a variable (a model, a traceback) stays: delete it first.
+    """
+    gc.collect()
+    if device().type != "cpu":
+        torch.accelerator.empty_cache()
+    forget_accelerate()

@@ -1,0 +1,551 @@
+"""Predict the peak memory of training on a GPU, on any machine and before anything runs.
+
+The real training code runs on *fake* tensors, which have a shape and a type but no data. A dispatch
+mode logs when each storage is born and when it dies; replayed through a model of CUDA's caching
+allocator, the log gives the peak and what it is made of. Fake tensors claim to live on the CPU, so
+the choices that CUDA makes differently are put in by hand (`cuda_choices`), each with its source.
+"""
+
+import bisect
+import contextlib
+import math
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import masking_utils
+
+from . import hardware
+from .hardware import GPU, device, forget_accelerate, supports, this_gpu
+from .runs import CATEGORIES
+from .workloads import OPTIMIZER_INSTANCE, Workload, check_settings
+
+aten, MiB = torch.ops.aten, 2**20
+in_backward = torch._C._current_graph_task_id  # -1 outside of a backward pass
+HOST = "host"  # a storage in the CPU's memory: not one byte of the GPU's
+
+
+@dataclass
+class Prediction:
+    """What a run will need on `device` ("cpu", or a card's name). All sizes in bytes.
+
+    `peak_allocated` is all tensors at the worst moment, `by_category` splits that moment, and
+    `peak_by_category` holds each category's own maximum. `peak_reserved` is what the caching
+    allocator takes for them; `context` what the driver adds, None where nobody measured it, and
+    `used` the sum of both, as `nvidia-smi` shows it. On a CPU only the allocated bytes exist.
+    """
+
+    name: str
+    workload: str
+    device: str
+    settings: dict[str, Any]
+    peak_allocated: int
+    by_category: dict[str, int]
+    peak_by_category: dict[str, int]
+    peak_reserved: int | None = None
+    context: int | None = None
+    capacity: int | None = None  # memory of the card
+    seconds: float = 0.0  # that the prediction took
+    note: str = ""
+    # One step, the last: bytes [events, categories] after each birth or death of a tensor, and
+    # where each phase of the step starts, as (event, "forward" | "backward" | "optimizer step").
+    timeline: np.ndarray = field(default=None, repr=False)
+    phases: list[tuple[int, str]] = field(default_factory=list, repr=False)
+
+    kind = "predicted"
+
+    @property
+    def used(self) -> int | None:
+        return None if self.peak_reserved is None else self.peak_reserved + (self.context or 0)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits the card; None for a CPU."""
+        return None if self.capacity is None else self.used <= self.capacity
+
+
+class Trace(TorchDispatchMode):
+    """Logs the birth and death of every tensor storage, and what each is for."""
+
+    def __init__(self, cuda: bool):
+        super().__init__()
+        self.cuda = cuda
+        self.ids: dict[int, int] = {}  # a storage's address -> its number
+        self.size: list[int] = []
+        self.kind: list[str | None] = []
+        self.events: list[int] = []  # i: storage i is born, ~i: it dies
+        self.phases: list[tuple[int, str]] = []
+        self.depth = 0
+        self.started: int | None = None  # the first forward pass: the model is in place
+
+    def phase(self, name: str) -> None:
+        if not self.phases or self.phases[-1][1] != name:
+            self.phases.append((len(self.events), name))
+
+    def see(self, tensor, kind: str | None = None) -> int | None:
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
+            return None
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        i = self.ids.get(key)
+        if i is None:
+            i = self.ids[key] = len(self.size)
+            self.size.append(storage.nbytes())
+            self.events.append(i)
+            # Born in backward with gradients on: a checkpointed layer is being recomputed.
+            recomputed = in_backward() != -1 and torch.is_grad_enabled()
+            self.kind.append(kind or ("activations" if recomputed else None))
+            weakref.finalize(storage, self.died, i, key)
+        elif kind:
+            self.kind[i] = kind
+        return i
+
+    def died(self, i: int, key: int) -> None:
+        self.ids.pop(key, None)
+        self.events.append(~i)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is aten._local_scalar_dense.default:
+            # .item() and bool(): a fake tensor has no value. False keeps padding masks in place.
+            return {torch.bool: False}.get(
+                args[0].dtype, args[0].dtype.is_floating_point + 0.0 or 1
+            )
+        if in_backward() != -1:
+            self.phase("backward")
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            self.see(tensor)
+        if self.cuda and func is aten.bernoulli_.float:
+            # The CPU's dropout keeps a mask in the input's type, CUDA's fused kernel a bool mask
+            # (aten/src/ATen/native/cuda/Dropout.cu).
+            self.size[self.ids[out.untyped_storage()._cdata]] = out.numel()
+        return out
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Label parameters, gradients and optimizer states, and mark the phases of each step."""
+        known = weakref.WeakSet()
+
+        def enter(module, _):
+            if in_backward() == -1:
+                self.depth += 1
+                if self.depth == 1:
+                    self.started = len(self.events) if self.started is None else self.started
+                    self.phase("forward")
+            if module not in known:
+                known.update(module.modules())
+                for tensor in (*module.parameters(), *module.buffers()):
+                    self.see(tensor, "parameters")
+
+        def leave(*_):
+            if in_backward() == -1:
+                self.depth -= 1
+
+        def before(optimizer, *_):
+            self.phase("optimizer step")
+            for parameter in (p for g in optimizer.param_groups for p in g["params"]):
+                if parameter.grad is not None:
+                    self.see(parameter.grad, "gradients")
+
+        def after(optimizer, *_):
+            # bitsandbytes pages states of 100,000 values and more (optim/optimizer.py).
+            paged = getattr(optimizer, "is_paged", False)
+            for tensor in (t for s in optimizer.state.values() for t in tree_leaves(s)):
+                big = paged and isinstance(tensor, torch.Tensor) and tensor.numel() >= 100_000
+                self.see(tensor, HOST if big and self.cuda else "optimizer states")
+            self.phase("between steps")
+
+        hooks = [
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, always_call=True),
+            register_optimizer_step_pre_hook(before),
+            register_optimizer_step_post_hook(after),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def labels(self) -> list[str]:
+        """The category of each storage. What outlives its forward pass is an activation."""
+        kinds, born = list(self.kind), {}
+        starts = [at for at, _ in self.phases]
+        for at, event in enumerate(self.events):
+            i = event if event >= 0 else ~event
+            phase = bisect.bisect_right(starts, at) - 1
+            if event >= 0:
+                born[i] = phase
+            elif kinds[i] is None:
+                left = born[i] >= 0 and self.phases[born[i]][1] == "forward" and phase > born[i]
+                kinds[i] = "activations" if left else "temporaries"
+        return [kind or "temporaries" for kind in kinds]
+
+
+# ------------------------------------------------------------------------------ what CUDA does else
+def _attention(flash: bool) -> Callable:
+    """`scaled_dot_product_attention` with the kernel that CUDA picks, by its memory.
+
+    Flash needs 16 bits, no mask and heads up to 256; memory-efficient takes the rest, except
+    grouped heads; those fall back to plain matrices (aten/.../transformers/cuda/sdp_utils.cpp).
+    The kernels' shape functions and gradient formulas are part of every build of torch.
+    """
+
+    def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **options):
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+            if attn_mask is not None and attn_mask.is_floating_point():
+                attn_mask = attn_mask.to(dtype)
+        half = q.dtype in (torch.float16, torch.bfloat16)
+        if flash and half and attn_mask is None and q.shape[-1] <= 256:
+            kernel = aten._scaled_dot_product_flash_attention
+            return kernel(q, k, v, dropout_p, is_causal, scale=scale)[0]
+        if options.get("enable_gqa") and q.shape[-3] != k.shape[-3]:
+            plain = aten._scaled_dot_product_attention_math
+            return plain(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True)[0]
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                zeros = torch.zeros_like(attn_mask, dtype=q.dtype)
+                attn_mask = zeros.masked_fill_(~attn_mask, -math.inf)
+            attn_mask = attn_mask.expand(*q.shape[:3], k.shape[2])
+        kernel = aten._scaled_dot_product_efficient_attention
+        return kernel(q, k, v, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
+
+    return attention
+
+
+# Operations that CUDA's autocast runs in float32 and the CPU's does not (torch.amp documentation,
+# "CUDA Ops that can autocast to float32"). Both keep a cache of the weights in 16 bits.
+FLOAT32 = (
+    "softmax.int log_softmax.int layer_norm rms_norm group_norm pow.Tensor_Scalar "
+    "pow.Tensor_Tensor exp log rsqrt reciprocal softplus cumsum sum sum.dim_IntList"
+)
+
+
+def _in_float32(op) -> Callable:
+    off = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    half = (torch.float16, torch.bfloat16)
+
+    def run(*args, **kwargs):
+        with torch._C._ExcludeDispatchKeyGuard(off):
+            if kwargs.get("dtype") is None:
+                args = [a.float() if getattr(a, "dtype", None) in half else a for a in args]
+            return op(*args, **kwargs)
+
+    return run
+
+
+def _save_on_host(trace: Trace) -> Callable:
+    """`save_on_cpu.__init__`: saved tensors go to the host and come back as new GPU tensors."""
+
+    def init(self, *_, **__):
+        def pack(tensor):
+            copy = torch.empty_like(tensor)
+            trace.see(copy, HOST)
+            return copy
+
+        torch.autograd.graph.saved_tensors_hooks.__init__(self, pack, torch.empty_like)
+
+    return init
+
+
+@contextlib.contextmanager
+def cuda_choices(trace: Trace, flash: bool) -> Iterator[None]:
+    """Make fake CPU tensors take CUDA's way: attention, autocast, optimizers, host copies."""
+    library = torch.library.Library("aten", "IMPL")
+    for name in FLOAT32.split():
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(aten, packet), overload or "default")
+        library.impl(name, _in_float32(op), "AutocastCPU")
+    optim, save_on_cpu = sys.modules["torch.optim.optimizer"], torch.autograd.graph.save_on_cpu
+    # Optimizers update all parameters at once (foreach) by default on CUDA, never on a CPU.
+    optim._foreach_supported_types.append(FakeTensor)
+    try:
+        with (
+            _patched(F, "scaled_dot_product_attention", _attention(flash)),
+            _patched(optim, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
+            _patched(save_on_cpu, "__init__", _save_on_host(trace)),
+        ):
+            yield
+    finally:
+        optim._foreach_supported_types.remove(FakeTensor)
+        library._destroy()
+
+
+@contextlib.contextmanager
+def _patched(owner, name: str, value) -> Iterator[None]:
+    real = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, real)
+
+
+def _apply(self, fn: Callable, recurse: bool = True):
+    """`nn.Module._apply` (.to, .half, .cuda) for fake parameters, which torch's own cannot swap."""
+    memo: dict[int, tuple] = {}
+    for module in self.modules() if recurse else [self]:
+        for tensors in (module._parameters, module._buffers):
+            for name, old in tensors.items():
+                if old is not None and id(old) not in memo:
+                    with torch.no_grad():
+                        new = fn(old)
+                    if new is not old and isinstance(old, torch.nn.Parameter):
+                        new = torch.nn.Parameter(new, old.requires_grad)
+                    memo[id(old)] = (new, old)
+                tensors[name] = old if old is None else memo[id(old)][0]
+    return self
+
+
+class Allocator:
+    """torch's CUDACachingAllocator with default settings (c10/cuda/CUDACachingAllocator.cpp).
+
+    Sizes are rounded up to 512 bytes and cut from segments of 2 MiB (up to 1 MiB) or 20 MiB, from
+    10 MiB on from segments of their own, rounded to 2 MiB: best fit, split, merge, never returned.
+    """
+
+    def __init__(self):
+        self.free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, address)
+        self.blocks: dict[int, list] = {}  # address: [size, previous, next, small, is_free]
+        self.where: dict[int, int] = {}
+        self.reserved = self.peak = self.top = 0
+
+    def malloc(self, i: int, size: int) -> None:
+        size = max(512, -(-size // 512) * 512)
+        small = size <= MiB
+        pool = self.free[small]
+        k = bisect.bisect_left(pool, (size, 0))
+        if k < len(pool):
+            address = pool.pop(k)[1]
+        else:
+            segment = 2 * MiB if small else 20 * MiB
+            if size >= 10 * MiB:
+                segment = -(-size // (2 * MiB)) * 2 * MiB
+            address, self.top = self.top, self.top + segment + 2 * MiB
+            self.blocks[address] = [segment, None, None, small, True]
+            self.reserved += segment
+            self.peak = max(self.peak, self.reserved)
+        block = self.blocks[address]
+        block[4] = False
+        self.where[i] = address
+        if block[0] - size >= (512 if small else MiB + 1):
+            rest = address + size
+            self.blocks[rest] = [block[0] - size, address, block[2], small, True]
+            if block[2] is not None:
+                self.blocks[block[2]][1] = rest
+            block[0], block[2] = size, rest
+            bisect.insort(pool, (self.blocks[rest][0], rest))
+
+    def release(self, i: int) -> None:
+        address = self.where.pop(i)
+        _, before, after, small, _ = self.blocks[address]
+        pool = self.free[small]
+        if after is not None and self.blocks[after][4]:
+            pool.remove((self.blocks[after][0], after))
+            self._join(address, after)
+        if before is not None and self.blocks[before][4]:
+            pool.remove((self.blocks[before][0], before))
+            self._join(before, address)
+            address = before
+        self.blocks[address][4] = True
+        bisect.insort(pool, (self.blocks[address][0], address))
+
+    def _join(self, left: int, right: int) -> None:
+        gone = self.blocks.pop(right)
+        self.blocks[left][0] += gone[0]
+        self.blocks[left][2] = gone[2]
+        if gone[2] is not None:
+            self.blocks[gone[2]][1] = left
+
+
+# --------------------------------------------------------------------------------------- predict
+REFUSED = {
+    "torch_compile": "compiled code plans its own memory",
+    "torch_compile_backend": "compiled code plans its own memory",
+    "use_liger_kernel": "Triton kernels cannot run on fake tensors",
+    "torch_empty_cache_steps": "the allocator model never gives memory back",
+    "deepspeed": "DeepSpeed's kernels cannot run on fake tensors",
+    "fsdp": "one process is predicted, not several",
+}
+REFUSED_OPTIMIZERS = ("adamw_torch_8bit", "adamw_torch_4bit")
+# What has no bearing on the peak of a step, or would read real data, is replaced.
+TWO_STEPS = {
+    "use_cpu": True,
+    "max_steps": 2,
+    "save_strategy": "no",
+    "eval_strategy": "no",
+    "load_best_model_at_end": False,
+    "auto_find_batch_size": False,
+    "dataloader_num_workers": 0,
+    "dataloader_prefetch_factor": None,
+    "dataloader_persistent_workers": False,
+    "dataloader_pin_memory": False,
+}
+
+
+class _Samples(torch.utils.data.IterableDataset):
+    def __init__(self, workload: Workload):
+        self.workload = workload
+
+    def __iter__(self):
+        while True:
+            yield self.workload.sample()
+
+
+def predict(
+    workload: Workload | Callable,
+    name: str | None = None,
+    *,
+    gpu: str = "here",
+    optimizer: Callable | None = None,
+    **settings,
+) -> Prediction:
+    """Predict the peak memory of `train(workload, ...)` with the same keywords, without running it.
+
+    `gpu` is a card of `data/gpus.csv`, "cpu", or "here". Instead of a workload any function will do
+    that builds its model, takes two optimizer steps on the CPU and returns nothing. fp16 is
+    predicted as bf16 (the same bytes), tf32 as fp32. ValueError for an unknown or refused setting.
+    """
+    card = _card(gpu)
+    if optimizer is not None and not callable(optimizer):
+        raise ValueError(OPTIMIZER_INSTANCE)
+    is_workload = isinstance(workload, Workload)
+    if not is_workload and (settings or optimizer):
+        raise ValueError("a function of your own takes no settings: put them inside of it")
+    arguments, note = _fake_arguments(workload, settings, card) if is_workload else ({}, "")
+
+    def run():
+        if not is_workload:
+            return workload()
+        trainer = workload.trainer(optimizer, False, _Samples(workload), **arguments)
+        trainer.train()
+        return trainer  # its tensors live on until the log is closed
+
+    began, trace = time.perf_counter(), Trace(cuda=card is not None)
+    flash = card is not None and supports("flash_attention", card)
+    choices = cuda_choices(trace, flash) if card else contextlib.nullcontext()
+    forget_accelerate()
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),  # of libraries that look for tensors' data
+            _patched(torch.nn.Module, "_apply", _apply),
+            # Position ids without values look like several sequences packed in one, with a mask.
+            _patched(masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
+            FakeTensorMode(),
+            trace,
+            trace.watch(),
+            choices,
+        ):
+            kept = run()
+            events = list(trace.events)  # what dies after this line is not part of the run
+    except (AssertionError, RuntimeError) as error:
+        if "convert all Tensors to FakeTensors" in str(error):
+            raise ValueError(
+                "the function uses a tensor or model made outside of it: build them inside"
+            ) from error
+        raise
+    finally:
+        forget_accelerate()
+    trace.events = events
+    prediction = Prediction(
+        name=name or (str(workload) if is_workload else workload.__name__),
+        workload=str(workload) if is_workload else workload.__name__,
+        device=card.name if card else "cpu",
+        settings=settings | ({"optimizer": optimizer} if optimizer else {}),
+        context=card.context if card else None,
+        capacity=card.memory if card else None,
+        note=note,
+        **_replay(trace, card),
+    )
+    del kept
+    prediction.seconds = time.perf_counter() - began
+    return prediction
+
+
+def _card(name: str) -> GPU | None:
+    if name == "here":
+        return this_gpu() if device().type == "cuda" else None
+    return None if name == "cpu" else hardware.gpu(name)
+
+
+def _fake_arguments(workload: Workload, settings: dict, card: GPU | None) -> tuple[dict, str]:
+    """The settings for the run on fake tensors, and a note where they stand for something else."""
+    check_settings(settings, on_cpu=card is None)
+    for key, reason in REFUSED.items():
+        if settings.get(key):
+            raise ValueError(f"{key} cannot be predicted: {reason}; measure it with train")
+    if settings.get("optim") in REFUSED_OPTIMIZERS:
+        raise ValueError(f"optim={settings['optim']!r} cannot be predicted: measure it with train")
+    arguments, note = dict(settings), ""
+    if card is not None:
+        if arguments.get("bf16") and not supports("bf16", card):
+            capability = ".".join(map(str, card.capability))
+            note = f"bf16 is emulated on compute capability {capability}: right, but slow"
+        arguments["bf16"] = bool(arguments.pop("fp16", False) or arguments.get("bf16"))
+        arguments.pop("tf32", None)
+    # Two micro-batches reach the peak of any number: gradients stand while activations grow.
+    accumulation = min(2, arguments.get("gradient_accumulation_steps", 1))
+    return arguments | TWO_STEPS | {"gradient_accumulation_steps": accumulation}, note
+
+
+def _workspace(card: GPU) -> int:
+    """cuBLAS takes one workspace a thread, forward and backward: 8 MiB and a bit, 32 on Hopper and
+    later (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    return 2 * (32 * MiB if card.capability >= (9, 0) else 8519680)
+
+
+def _replay(trace: Trace, card: GPU | None) -> dict[str, Any]:
+    """The peaks and the timeline of a finished trace."""
+    kinds, start = trace.labels(), trace.started or 0
+    unit = 512 if card else 1
+    dead = {~e for e in trace.events[:start] if e < 0}  # building the model is not the run
+    events = [e for e in trace.events[:start] if e >= 0 and e not in dead]
+    shift = len(events) - start
+    events += trace.events[start:]
+    column = {category: k for k, category in enumerate(CATEGORIES)}
+    allocator = Allocator()
+    change = np.zeros((len(events) + 1, len(CATEGORIES)), dtype=np.int64)
+    if card:
+        change[0, column["temporaries"]] = workspace = _workspace(card)
+        allocator.malloc(-1, workspace)
+    for at, event in enumerate(events, start=1):
+        i = event if event >= 0 else ~event
+        size = trace.size[i]
+        if size == 0 or kinds[i] == HOST:
+            continue
+        change[at, column[kinds[i]]] = (1 if event >= 0 else -1) * -(-size // unit) * unit
+        if card and event >= 0:
+            allocator.malloc(i, size)
+        elif card:
+            allocator.release(i)
+    bytes_now = change.cumsum(axis=0)
+    top = int(bytes_now.sum(axis=1).argmax())
+    phases = [(max(0, at + shift + 1), name) for at, name in trace.phases]
+    ends = [k for k, (_, name) in enumerate(phases) if name == "between steps"]
+    first, last = (ends[-2] + 1, ends[-1]) if len(ends) > 1 else (0, len(phases) - 1)
+    begin, end = (phases[first][0], phases[last][0]) if phases else (0, len(bytes_now))
+    return {
+        "peak_allocated": int(bytes_now[top].sum()),
+        "by_category": dict(zip(CATEGORIES, bytes_now[top].tolist(), strict=True)),
+        "peak_by_category": dict(zip(CATEGORIES, bytes_now.max(axis=0).tolist(), strict=True)),
+        "peak_reserved": allocator.peak if card else None,
+        "timeline": bytes_now[begin:end].copy(),
+        "phases": [(at - begin, name) for at, name in phases[first:last]],
+    }

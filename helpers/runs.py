@@ -1,0 +1,173 @@
+"""A run as data, and tables of runs and predictions."""
+
+import datetime
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from .hardware import GIB, data_file, gib, suggest, versions
+
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer states",
+    "activations",
+    "temporaries",
+)
+
+
+@dataclass
+class Run:
+    """One measured run. Memory in bytes, None where the device keeps no such number.
+
+    `seconds`, `samples` and `tokens` are those of the timed steps, without the warm-up.
+    """
+
+    name: str
+    workload: str
+    device: str
+    settings: dict[str, Any]
+    seconds: float
+    steps: int
+    samples: int
+    tokens: int
+    peak_allocated: int | None
+    peak_reserved: int | None = None
+    used: int | None = None
+    losses: list[float] = field(default_factory=list)
+    after: Any = None  # what the `after` function of `train` returned
+    note: str = ""
+
+    kind = "measured"
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    def __str__(self) -> str:
+        """The summary of the classic guides: time, samples per second, GPU memory."""
+        numbers = {
+            "allocated": self.peak_allocated,
+            "reserved": self.peak_reserved,
+            "used": self.used,
+        }
+        known = ", ".join(f"{gib(n)} {kind}" for kind, n in numbers.items() if n is not None)
+        memory = "GPU memory" if self.device != "cpu" else "CPU memory"
+        lines = [
+            f"Time: {self.seconds:.2f} s ({self.steps} steps)",
+            f"Samples/second: {self.samples_per_second:.2f}",
+            f"{memory}: {known or 'not reported by this device'}",
+        ]
+        return "\n".join(lines + ([self.note] if self.note else []))
+
+
+def settings_text(settings: dict[str, Any]) -> str:
+    """Settings as they are recorded: `a=1; b=True`, functions by their name."""
+    return "; ".join(f"{k}={getattr(v, '__name__', v)}" for k, v in settings.items())
+
+
+def row(item) -> dict[str, Any]:
+    """A `Run` or a `Prediction` as one flat record, in bytes and seconds."""
+    categories = getattr(item, "by_category", {})
+    losses = getattr(item, "losses", None) or [None]
+    return {
+        "name": item.name,
+        "kind": item.kind,
+        "device": item.device,
+        "workload": item.workload,
+        "settings": settings_text(item.settings),
+        "peak_allocated": item.peak_allocated,
+        "peak_reserved": item.peak_reserved,
+        "used": item.used,
+        "context": getattr(item, "context", None),
+        "seconds": item.seconds,
+        "samples_per_second": getattr(item, "samples_per_second", None),
+        "tokens_per_second": getattr(item, "tokens_per_second", None),
+        "first_loss": losses[0],
+        "last_loss": losses[-1],
+        **{c.replace(" ", "_"): categories.get(c) for c in CATEGORIES},
+        **{library: versions().get(library) for library in ("torch", "transformers")},
+        "date": datetime.datetime.now().isoformat(timespec="seconds"),
+    }
+
+
+def compare(*items) -> pd.DataFrame:
+    """A table of runs and predictions, one row each; sizes in GiB, times in seconds.
+
+    A run that follows the prediction of the same settings on the same device is followed by a
+    third row: the error of the prediction, in percent of what was measured. A table of
+    predictions alone shows the bytes by category at the peak instead of times and losses.
+    """
+    sizes = {"allocated": "peak_allocated", "reserved": "peak_reserved", "used": "used"}
+    only_predictions = all(item.kind == "predicted" for item in items)
+    rows, index, open_predictions = [], [], []
+    for item in items:
+        facts = row(item)
+        cells = {"kind": item.kind, "device": item.device}
+        for column, key in sizes.items():
+            cells[f"{column} (GiB)"] = _number(facts[key], 1 / GIB, 3)
+        if only_predictions:
+            for category in CATEGORIES:
+                cells[f"{category} (GiB)"] = _number(item.by_category.get(category, 0), 1 / GIB, 3)
+        elif item.kind == "measured":
+            cells["time (s)"] = _number(item.seconds, 1, 2)
+            cells["samples/s"] = _number(item.samples_per_second, 1, 2)
+            if item.losses:
+                cells["loss"] = f"{item.losses[0]:.3f} → {item.losses[-1]:.3f}"
+        rows.append(cells)
+        index.append(item.name)
+        if item.kind == "predicted":
+            open_predictions.append(item)
+        match = next(
+            (p for p in open_predictions if item.kind != p.kind and _same(p, item)),
+            None,
+        )
+        if match is not None:
+            open_predictions.remove(match)
+            errors = {"kind": "error", "device": item.device}
+            for column, key in sizes.items():
+                predicted, measured = getattr(match, key), getattr(item, key)
+                if predicted and measured and (column != "used" or match.context):
+                    errors[f"{column} (GiB)"] = f"{100 * (predicted / measured - 1):+.1f} %"
+            rows.append(errors)
+            index.append("error")
+    table = pd.DataFrame(rows, index=index)
+    return table.dropna(axis="columns", how="all").fillna("")
+
+
+def _number(value: float | None, scale: float, digits: int) -> str | None:
+    return None if value is None else f"{value * scale:,.{digits}f}"
+
+
+def _same(prediction, run) -> bool:
+    keys = ("workload", "device", "settings")
+    return all(getattr(prediction, k) == getattr(run, k) for k in keys)
+
+
+def record(lesson: str, *items) -> Path:
+    """Append runs and predictions to `build/runs/<lesson>.csv`, the learner's own; its path."""
+    path = data_file().parent / "build" / "runs" / f"{lesson}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = pd.DataFrame([{"lesson": lesson, **row(item)} for item in items])
+    if path.exists() and list(pd.read_csv(path, nrows=0).columns) != list(new.columns):
+        path.rename(path.with_suffix(f".{datetime.date.today()}.csv"))  # an older course's columns
+    new.to_csv(path, mode="a", header=not path.exists(), index=False)
+    return path
+
+
+def load(name: str) -> pd.DataFrame:
+    """Recorded rows: `data/<name>.csv` or `data/measurements/<name>.csv`.
+
+    FileNotFoundError names the tables there are.
+    """
+    folder = data_file()
+    tables = {p.stem: p for p in [*folder.glob("*.csv"), *folder.glob("measurements/*.csv")]}
+    if name not in tables:
+        raise FileNotFoundError(suggest(name, sorted(tables), "table of recorded rows"))
+    return pd.read_csv(tables[name])

@@ -1,0 +1,73 @@
+"""Pictures with alternative text, and a helper's real source in the lesson."""
+
+import inspect
+import io
+
+import matplotlib.pyplot as plt
+import numpy as np
+from IPython.display import Image, Markdown, display
+
+from .hardware import GIB
+from .runs import CATEGORIES
+
+# Okabe and Ito's palette, told apart by colour-blind readers; hatches repeat it without colour.
+COLOURS = dict(
+    zip(CATEGORIES, ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#999999"], strict=True)
+)
+HATCHES = dict(zip(CATEGORIES, ["", "//", "..", "xx", "\\\\"], strict=True))
+
+
+def figure(fig, alt: str) -> None:
+    """Show a matplotlib figure once, as a PNG; `alt` states its finding for those who cannot see."""
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format="png", dpi=110)
+    plt.close(fig)
+    display(Image(buffer.getvalue(), alt=alt), metadata={"image/png": {"alt": alt}})
+
+
+def source(obj) -> None:
+    """Show the source of a helper as it is, without its docstring moved or shortened."""
+    display(Markdown(f"```python\n{inspect.getsource(obj).rstrip()}\n```"))
+
+
+def bars(rows: dict[str, dict[str, float]], alt: str, title: str = "", limit: float | None = None):
+    """Horizontal bars of bytes by category, one for each name in `rows`; a line at `limit` bytes."""
+    fig, ax = plt.subplots(figsize=(7, 1.1 + 0.5 * len(rows)), layout="constrained")
+    left = np.zeros(len(rows))
+    for category in CATEGORIES:
+        sizes = np.array([row.get(category, 0) / GIB for row in rows.values()])
+        style = {"color": COLOURS[category], "hatch": HATCHES[category], "edgecolor": "white"}
+        ax.barh(list(rows), sizes, left=left, label=category, **style)
+        left += sizes
+    for at, total in enumerate(left):
+        ax.text(total, at, f" {total:.2f}" if total >= 1 else f" {total:.3g}", va="center")
+    if limit is not None:
+        ax.axvline(limit / GIB, color="black", linestyle="--")
+    ax.margins(x=0.12)
+    ax.invert_yaxis()
+    ax.set(xlabel="GiB allocated at the peak", title=title)
+    fig.legend(ncols=len(CATEGORIES), loc="outside lower center", frameon=False, fontsize=8)
+    figure(fig, alt)
+
+
+def timeline(prediction, alt: str, title: str = "") -> None:
+    """One step of a prediction: bytes by category while operation follows operation."""
+    fig, ax = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    data = prediction.timeline / GIB
+    ax.stackplot(
+        np.arange(len(data)),
+        data.T,
+        labels=CATEGORIES,
+        colors=COLOURS.values(),
+        hatch=list(HATCHES.values()),
+        edgecolor="white",
+        linewidth=0,
+    )
+    top = data.sum(axis=1).max()
+    for at, phase in prediction.phases:
+        ax.axvline(at, color="black", linewidth=0.8)
+        ax.text(at, top * 1.03, f" {phase}", fontsize=8)
+    ax.set(xlim=(0, len(data)), ylim=(0, top * 1.12), ylabel="GiB allocated", title=title)
+    ax.set_xlabel("one step, operation by operation (not to the scale of time)")
+    fig.legend(ncols=len(CATEGORIES), loc="outside lower center", frameon=False, fontsize=8)
+    figure(fig, alt)

@@ -1,0 +1,121 @@
+"""One measured run of the real `Trainer`."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
+
+from .hardware import device, gib
+from .memory import free, live_bytes, measure
+from .runs import Run
+from .workloads import OPTIMIZER_INSTANCE, Workload, check_settings
+
+WARM_UP = 2  # steps that are not timed: the first ones set up kernels and optimizer states
+STEPS = 12
+
+
+class _Stopwatch(TrainerCallback):
+    """Times the steps after the warm-up, and shows a progress bar that disappears.
+
+    On a CPU memory is measured during the warm-up only, because logging every allocation takes
+    time; on an accelerator its counters cost nothing and run to the end.
+    """
+
+    def __init__(self):
+        self.block = measure()
+        self.on_cpu = device().type == "cpu"
+
+    def on_train_begin(self, args, state, control, **_):
+        if state.max_steps <= WARM_UP:
+            raise ValueError(
+                f"max_steps={state.max_steps} leaves nothing to time after {WARM_UP} warm-up "
+                f"steps: use {WARM_UP + 1} or more"
+            )
+        self.bar = tqdm(total=state.max_steps, leave=False, desc="training", unit="step")
+        self.usage = self.block.__enter__()
+
+    def on_step_end(self, args, state, control, **_):
+        self.bar.update()
+        if state.global_step == WARM_UP:
+            if self.on_cpu:
+                self.block.__exit__(None, None, None)
+            self.began = _now()
+
+    def on_train_end(self, args, state, control, **_):
+        self.seconds = _now() - self.began
+        self.steps = state.global_step - WARM_UP
+        self.bar.close()
+        if not self.on_cpu:
+            self.block.__exit__(None, None, None)
+
+
+def _now() -> float:
+    if device().type != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+def train(
+    workload: Workload,
+    name: str | None = None,
+    *,
+    optimizer: Callable | None = None,
+    after: Callable | None = None,
+    **settings,
+) -> Run:
+    """Train a new model with the real `Trainer` and measure time, memory and loss.
+
+    `settings` are keywords of `TrainingArguments`; without `max_steps` or `num_train_epochs` a run
+    is 2 warm-up steps and 10 timed ones. `optimizer` is a function (model, args) that returns an
+    optimizer. `after` is a function of the finished trainer; what it returns is `run.after`.
+    Nothing of the run stays in memory. OutOfMemoryError says what to change.
+    """
+    on_cpu = device().type == "cpu"
+    check_settings(settings, on_cpu)
+    if optimizer is not None and not callable(optimizer):
+        raise ValueError(OPTIMIZER_INSTANCE)
+    length = {} if {"max_steps", "num_train_epochs"} & settings.keys() else {"max_steps": STEPS}
+    free()
+    foreign = live_bytes() if on_cpu else 0  # a CPU's memory holds other things than this run
+    trainer, watch = None, _Stopwatch()
+    try:
+        trainer = workload.trainer(optimizer, **settings, **length)
+        trainer.add_callback(watch)
+        trainer.train()
+        args, usage = trainer.args, watch.usage
+        samples = watch.steps * args.train_batch_size * args.gradient_accumulation_steps
+        return Run(
+            name=name or str(workload),
+            workload=str(workload),
+            device=_device_name(),
+            settings=settings | ({"optimizer": optimizer} if optimizer else {}),
+            seconds=watch.seconds,
+            steps=watch.steps,
+            samples=samples,
+            tokens=samples * workload.length,
+            peak_allocated=usage.peak_allocated and usage.peak_allocated - foreign,
+            peak_reserved=usage.peak_reserved,
+            used=usage.used,
+            losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+            after=after(trainer) if after else None,
+            note=workload.note,
+        )
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        size = settings.get("per_device_train_batch_size", 8)
+        message = (
+            f"out of memory on {_device_name()}: {workload} does not fit with "
+            f"per_device_train_batch_size={size}. Make it smaller and raise "
+            "gradient_accumulation_steps by the same factor, or set activation_checkpointing=True."
+        )
+    finally:
+        del trainer, watch
+        free()
+    raise torch.OutOfMemoryError(message)
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if device().type == "cuda" else device().type

@@ -1,0 +1,22 @@
+"""Set the course's environment before anything imports torch; nbval's kernels inherit it."""
+
+import pytest
+
+from environment import set_variables
+
+set_variables()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device; skipped where there is none")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch  # only now: collecting notebooks should not wait for it
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="this machine has no CUDA device"))

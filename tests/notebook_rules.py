@@ -1,0 +1,523 @@
+"""What every stored notebook of the course must keep to.
+
+A rule is a function of a notebook and its path; it returns one sentence per problem.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import nbformat
+from IPython.core.inputtransformer2 import TransformerManager
+from nbformat import NotebookNode
+
+import address
+
+Rule = Callable[[NotebookNode, Path], list[str]]
+
+CHECK = "# NBVAL_CHECK_OUTPUT"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+SECTIONS = (
+    "Predict",
+    "Measure",
+    "Judge",
+    "What the guides say",
+    "Exercises",
+    "In this lesson",
+    "References",
+)
+CELLS = range(30, 61)
+WORDS = range(800, 2_001)
+CODE_LINES = 25
+SIZE = 300_000  # bytes
+# A path that follows a letter or a slash is part of a web address.
+MACHINE_PATH = re.compile(
+    r"(?<![\w./:-])/(?:home|root|work|Users)/[^\s'\"]*"
+    r"|file:///\S*|/tmp/ipykernel\S*|\b[A-Z]:\\{1,2}\w\S*"
+)
+TOKEN = re.compile(
+    r"\bhf_[A-Za-z0-9]{20,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}"
+    r"|\bsk-[\w-]{20,}|\bAKIA[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+# What the rules look at.
+
+
+def read(path: Path) -> NotebookNode:
+    """The notebook as it is stored: unlike nbformat.read, nothing is repaired."""
+    return nbformat.v4.reads(path.read_text(encoding="utf-8"))
+
+
+def root_of(path: Path) -> Path:
+    return next(folder for folder in path.parents if (folder / "pyproject.toml").exists())
+
+
+def is_solution(path: Path) -> bool:
+    return path.parent.name == "solutions"
+
+
+def lessons_beside(path: Path) -> list[Path]:
+    folder = path.parent.parent if is_solution(path) else path.parent
+    return sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+
+
+def where(nb: NotebookNode, cell: NotebookNode) -> str:
+    """The cell as a reader finds it: its number in JupyterLab, or its place, and its first line."""
+    first = next((line for line in cell.source.splitlines() if line.strip() and line != CHECK), "")
+    place = 1 + next(i for i, other in enumerate(nb.cells) if other is cell)
+    return f"cell {place} of {len(nb.cells)} ({first[:60]!r})"
+
+
+def code(nb: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in nb.cells if cell.cell_type == "code"]
+
+
+def markdown(nb: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in nb.cells if cell.cell_type == "markdown"]
+
+
+def checked(nb: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in code(nb) if CHECK in cell.source.splitlines()]
+
+
+def without_fences(source: str) -> str:
+    """Markdown without its fenced code blocks."""
+    kept, fence = [], ""
+    for line in source.splitlines():
+        mark = re.match(r"\s*(```+|~~~+)", line)
+        if fence:
+            fence = "" if mark and mark[1].startswith(fence) else fence
+        elif mark:
+            fence = mark[1]
+        else:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def prose(source: str) -> str:
+    """Markdown without any code."""
+    return re.sub(r"`[^`\n]*`", "", without_fences(source))
+
+
+def headings(nb: NotebookNode) -> list[tuple[int, str, int]]:
+    """Level, text and cell index of each heading."""
+    return [
+        (len(marks), text, index)
+        for index, cell in enumerate(nb.cells)
+        if cell.cell_type == "markdown"
+        for marks, text in re.findall(r"^(#+) *(.*?)\s*$", without_fences(cell.source), re.M)
+    ]
+
+
+def texts(output: NotebookNode) -> Iterator[tuple[str, str]]:
+    """MIME type or stream name, and text, of all that an output holds except pictures."""
+    if output.output_type == "stream":
+        yield output.name, output.text
+    elif output.output_type == "error":
+        yield "error", "\n".join([output.ename, output.evalue, *output.traceback])
+    else:
+        yield from ((m, str(value)) for m, value in output.data.items() if m not in PICTURES)
+
+
+def links(source: str) -> list[str]:
+    """Targets of links and images that are neither web addresses nor places in the same page."""
+    targets = re.findall(r"\]\(<?([^)\s>]+)", source)
+    targets += re.findall(r"<(?:a|img)\b[^>]*\b(?:href|src)\s*=\s*[\"']([^\"']+)", source)
+    return [t for t in targets if not re.match(r"[a-z][a-z0-9+.-]*:|#", t, re.IGNORECASE)]
+
+
+def exercises(nb: NotebookNode) -> list[str]:
+    return [text for _, text, _ in headings(nb) if text.lower().startswith("exercise ")]
+
+
+# Rules for every notebook.
+
+
+def valid_format(nb: NotebookNode, path: Path) -> list[str]:
+    """Each cell has an id of its own, and the file keeps to the notebook format."""
+    problems = []
+    ids = [cell.get("id") for cell in nb.cells]
+    if None in ids:
+        problems.append("some cells have no id: the file is older than notebook format 4.5")
+    problems += [
+        f"two cells have the id {i!r}" for i in sorted({i for i in ids if ids.count(i) > 1 and i})
+    ]
+    if not problems:
+        try:
+            nbformat.validate(nb)
+        except nbformat.ValidationError as error:
+            problems.append(f"not a valid notebook: {str(error).splitlines()[0]}")
+    return problems
+
+
+def run_in_order(nb: NotebookNode, path: Path) -> list[str]:
+    """A missing count also switches nbval's comparison off, without a word."""
+    problems = []
+    for number, cell in enumerate(code(nb), start=1):
+        if cell.execution_count != number:
+            problems.append(
+                f"{where(nb, cell)} is code cell {number} but has count {cell.execution_count}: "
+                "run all cells once, in order, in a fresh kernel"
+            )
+        elif any(o.get("execution_count", number) != number for o in cell.outputs):
+            problems.append(f"{where(nb, cell)} shows a result of another run")
+    return problems
+
+
+def enough_checked_cells(nb: NotebookNode, path: Path) -> list[str]:
+    wanted, found = 1 if is_solution(path) else 3, len(checked(nb))
+    return [f"{found} checked cells, {wanted} are needed"] if found < wanted else []
+
+
+def checked_cells_can_fail(nb: NotebookNode, path: Path) -> list[str]:
+    """There is a stored text to compare with; pictures are not compared."""
+    problems = []
+    for cell in checked(nb):
+        stored = [
+            text
+            for output in cell.outputs
+            for _, text in texts(output)
+            if not text.startswith("<Figure size") and text.strip()
+        ]
+        if not stored:
+            problems.append(f"{where(nb, cell)} is checked but stores no text to compare")
+    return problems
+
+
+def checked_cells_are_stable(nb: NotebookNode, path: Path) -> list[str]:
+    """Nothing in a checked cell that never prints the same twice."""
+    unstable = {
+        r";\s*\Z": "ends with ';', which nbval does not honour",
+        r"(?<!plt)(?<!pyplot)\.style\b|\bStyler\b": "uses a pandas Styler, whose ids are random",
+        r"\btqdm\b": "uses tqdm, whose updates are never the same",
+        r"\.train\(": "trains, which prints a table of its own",
+        r"^\s*%{1,2}(time|timeit)\b": "prints a time",
+    }
+    problems = [
+        f"{where(nb, cell)} is checked and {reason}"
+        for cell in checked(nb)
+        for pattern, reason in unstable.items()
+        if re.search(pattern, cell.source, re.MULTILINE if "^" in pattern else 0)
+    ]
+    for cell in checked(nb):
+        shown = "\n".join(text for output in cell.outputs for _, text in texts(output))
+        if re.search(r"<progress\b|#T_[0-9a-f]{5}", shown):
+            problems.append(f"{where(nb, cell)} is checked and shows a progress bar or a Styler")
+    return problems
+
+
+def markers_are_exact(nb: NotebookNode, path: Path) -> list[str]:
+    """nbval overlooks a marker with anything beside it, and readers overlook tags."""
+    problems = []
+    for cell in code(nb):
+        for line in cell.source.splitlines():
+            if line != CHECK and re.search(r"nbval|#.*check[ _-]?output", line, re.IGNORECASE):
+                problems.append(f"{where(nb, cell)} has {line.strip()!r}: write {CHECK!r} alone")
+        if cell.source.splitlines().count(CHECK) > 1:
+            problems.append(f"{where(nb, cell)} has the marker twice")
+        tags = [tag for tag in cell.metadata.get("tags", []) if "nbval" in tag.lower()]
+        problems += [f"{where(nb, cell)} has the tag {tag!r}: use {CHECK!r}" for tag in tags]
+    return problems
+
+
+def no_stderr(nb: NotebookNode, path: Path) -> list[str]:
+    return [
+        f"{where(nb, cell)} stores a warning or another message on stderr"
+        for cell in code(nb)
+        if any(output.get("name") == "stderr" for output in cell.outputs)
+    ]
+
+
+def no_errors(nb: NotebookNode, path: Path) -> list[str]:
+    return [
+        f"{where(nb, cell)} stores an error; tag it raises-exception if that is its lesson"
+        for cell in code(nb)
+        if any(output.output_type == "error" for output in cell.outputs)
+        and "raises-exception" not in cell.metadata.get("tags", [])
+    ]
+
+
+def no_widgets(nb: NotebookNode, path: Path) -> list[str]:
+    problems = []
+    if "widgets" in nb.metadata:
+        problems.append("widget state is stored: GitHub shows such a notebook as invalid")
+    for cell in code(nb):
+        if any(WIDGET in output.get("data", {}) for output in cell.outputs):
+            problems.append(f"{where(nb, cell)} stores a widget, which GitHub cannot show")
+    return problems
+
+
+def images_have_alt_text(nb: NotebookNode, path: Path) -> list[str]:
+    problems = []
+    shown = [(cell, without_fences(cell.source)) for cell in markdown(nb)]
+    for cell in code(nb):
+        for output in cell.outputs:
+            data = output.get("data", {})
+            shown.append((cell, data.get("text/html", "")))
+            shown.append((cell, data.get("text/markdown", "")))
+            for kind in PICTURES:
+                alt = str(output.get("metadata", {}).get(kind, {}).get("alt", ""))
+                if kind in data and not alt.strip():
+                    problems.append(f"{where(nb, cell)} stores a picture without alternative text")
+    for cell, text in shown:
+        if re.search(r"!\[\s*\]", text):
+            problems.append(f"{where(nb, cell)} has an image without alternative text")
+        for tag in re.findall(r"<img\b[^>]*>", text, re.IGNORECASE):
+            if not re.search(r"\balt\s*=\s*(\"[^\"]*\S[^\"]*\"|'[^']*\S[^']*')", tag, re.I):
+                problems.append(f"{where(nb, cell)} has an <img> without alternative text")
+    return problems
+
+
+def no_svg_or_attachments(nb: NotebookNode, path: Path) -> list[str]:
+    """SVG is compared and never the same; attachments vanish in many viewers."""
+    problems = []
+    for cell in nb.cells:
+        stored = "".join(t for output in cell.get("outputs", []) for _, t in texts(output))
+        kinds = [kind for output in cell.get("outputs", []) for kind in output.get("data", {})]
+        if "image/svg+xml" in kinds or "<svg" in stored or "<svg" in cell.source:
+            problems.append(f"{where(nb, cell)} has an SVG picture: use PNG")
+        if cell.get("attachments"):
+            problems.append(f"{where(nb, cell)} has an attachment: draw the picture in a cell")
+    return problems
+
+
+def title_matches_file(nb: NotebookNode, path: Path) -> list[str]:
+    problems = []
+    if not re.fullmatch(r"\d\d_[a-z0-9]+(_[a-z0-9]+)*", path.stem):
+        problems.append("the file name is not two digits and words_in_lower_case")
+    titles = [(text, index) for level, text, index in headings(nb) if level == 1]
+    if len(titles) != 1:
+        problems.append(f"{len(titles)} headings of the first level instead of one")
+    if not nb.cells or not re.match(rf"# {path.stem[:2]}\. \S", nb.cells[0].source):
+        problems.append(f"the first line is not '# {path.stem[:2]}. Title'")
+    return problems
+
+
+def badge_opens_this_file(nb: NotebookNode, path: Path) -> list[str]:
+    wanted = address.badge(path.stem, is_solution(path), root_of(path))
+    found = "\n".join(cell.source for cell in markdown(nb)).count("colab-badge.svg")
+    if nb.cells and wanted in nb.cells[0].source and found == 1:
+        return []
+    return ["the first cell has not exactly the badge of this file: run tools/address.py"]
+
+
+def colab_cell_is_the_generated_one(nb: NotebookNode, path: Path) -> list[str]:
+    wanted = address.colab_cell(root_of(path))
+    problems = []
+    if not code(nb) or code(nb)[0].source != wanted:
+        problems.append("the first code cell is not the Colab cell: run tools/address.py")
+    for cell in code(nb)[1:]:
+        if "google.colab" in cell.source or "git clone" in cell.source:
+            problems.append(f"{where(nb, cell)} is a second Colab cell")
+    return problems
+
+
+def metadata_is_standard(nb: NotebookNode, path: Path) -> list[str]:
+    found = {
+        "accelerator GPU": nb.metadata.get("accelerator") == "GPU",
+        "colab gpuType T4": nb.metadata.get("colab", {}).get("gpuType") == "T4",
+        "kernelspec python3": nb.metadata.get("kernelspec", {}).get("name") == "python3",
+        "no language version": "version" not in nb.metadata.get("language_info", {}),
+        "no cell timestamps": not any("execution" in cell.metadata for cell in nb.cells),
+    }
+    return [
+        f"the metadata should have {what}: run make outputs" for what, ok in found.items() if not ok
+    ]
+
+
+def heading_levels_never_skip(nb: NotebookNode, path: Path) -> list[str]:
+    problems, last = [], 0
+    for level, text, index in headings(nb):
+        if not text:
+            problems.append(f"{where(nb, nb.cells[index])} has a heading without text")
+        if level > last + 1:
+            problems.append(f"heading {text!r} is of level {level} below one of level {last}")
+        last = level
+    return problems
+
+
+def code_cells_are_short(nb: NotebookNode, path: Path) -> list[str]:
+    problems = []
+    for cell in code(nb):
+        lines = len(cell.source.splitlines())
+        if not cell.source.strip():
+            problems.append(f"{where(nb, cell)} is an empty code cell")
+        if lines > CODE_LINES:
+            problems.append(f"{where(nb, cell)} has {lines} lines, {CODE_LINES} are the most")
+    return problems
+
+
+def code_parses(nb: NotebookNode, path: Path) -> list[str]:
+    """IPython's own translation turns % and ! lines into Python first."""
+    problems = []
+    for cell in code(nb):
+        try:
+            ast.parse(TransformerManager().transform_cell(cell.source))
+        except SyntaxError as error:
+            problems.append(f"{where(nb, cell)} is not Python: {error.msg}")
+    return problems
+
+
+def file_is_small(nb: NotebookNode, path: Path) -> list[str]:
+    size = path.stat().st_size
+    return [f"the file has {size:,} bytes, {SIZE:,} are the most"] if size >= SIZE else []
+
+
+def relative_links_exist(nb: NotebookNode, path: Path) -> list[str]:
+    return [
+        f"{where(nb, cell)} links to {target}, which does not exist"
+        for cell in markdown(nb)
+        for target in links(prose(cell.source))
+        if not (path.parent / unquote(target.split("#")[0])).exists()
+    ]
+
+
+def nothing_private(nb: NotebookNode, path: Path) -> list[str]:
+    """No path of anyone's machine and nothing like an access token, in sources or outputs."""
+    problems = []
+    for cell in nb.cells:
+        parts = [text for output in cell.get("outputs", []) for _, text in texts(output)]
+        for text in [cell.source, *parts]:
+            text = ANSI.sub("", text)
+            if found := MACHINE_PATH.search(text):
+                problems.append(f"{where(nb, cell)} shows a path of one machine: {found[0]}")
+            if found := TOKEN.search(text):
+                problems.append(f"{where(nb, cell)} holds an access token: {found[0][:6]}...")
+    return problems
+
+
+# Rules for lessons.
+
+
+def lessons_are_contiguous(nb: NotebookNode, path: Path) -> list[str]:
+    place = lessons_beside(path).index(path)
+    if int(path.name[:2]) == place:
+        return []
+    return [f"this is lesson {place:02} by its place: a number is missing or used twice"]
+
+
+def sections_in_order(nb: NotebookNode, path: Path) -> list[str]:
+    titles = [text for level, text, _ in headings(nb) if level == 2]
+    problems, last = [], -1
+    for section in SECTIONS:
+        places = [place for place, title in enumerate(titles) if title == section]
+        later = [place for place in places if place > last]
+        if later:
+            last = later[0]
+        else:
+            fault = "comes too early" if places else "is missing"
+            problems.append(f"the section '## {section}' {fault}")
+    return problems
+
+
+def says_what_it_needs(nb: NotebookNode, path: Path) -> list[str]:
+    opening = "\n".join(cell.source for cell in nb.cells[:3] if cell.cell_type == "markdown")
+    return [
+        f"'{words}' is not in the first three cells"
+        for words in ("You will", "You need")
+        if words not in opening
+    ]
+
+
+def last_cell_links_the_neighbours(nb: NotebookNode, path: Path) -> list[str]:
+    lessons = lessons_beside(path)
+    place = lessons.index(path)
+    before = [lessons[place - 1].name] if place else []
+    wanted = [*before, "../README.md", *(lesson.name for lesson in lessons[place + 1 : place + 2])]
+    found = [target.split("#")[0] for target in links(prose(nb.cells[-1].source))]
+    found = [target for target in found if target.endswith((".ipynb", "README.md"))]
+    if found == wanted:
+        return []
+    return [f"the last cell should link {', '.join(wanted)} and links {', '.join(found) or 'none'}"]
+
+
+def length_is_right(nb: NotebookNode, path: Path) -> list[str]:
+    """Words that are read: no code, no link targets."""
+    text = "\n".join(prose(cell.source) for cell in markdown(nb))
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    words = sum(1 for word in text.split() if re.search(r"[^\W_]", word))
+    problems = []
+    for count, limits, what in ((len(nb.cells), CELLS, "cells"), (words, WORDS, "words")):
+        if count not in limits:
+            problems.append(f"{count} {what}, a lesson has {limits.start} to {limits.stop - 1}")
+    return problems
+
+
+def exercises_have_solutions(nb: NotebookNode, path: Path) -> list[str]:
+    """Two or three, each with a check cell, and the same headings in the solutions."""
+    problems = []
+    number, found = int(path.name[:2]), exercises(nb)
+    wanted = [f"Exercise {number}.{n}:" for n in range(1, len(found) + 1)]
+    if len(found) not in (2, 3):
+        problems.append(f"{len(found)} exercises, a lesson has two or three")
+    for text, start in zip(found, wanted, strict=True):
+        if not re.match(re.escape(start) + r" \S", text):
+            problems.append(f"the heading {text!r} should read '{start} title'")
+    places = headings(nb)
+    for place, (level, text, index) in enumerate(places):
+        if not text.lower().startswith("exercise "):
+            continue
+        end = places[place + 1][2] if place + 1 < len(places) else len(nb.cells)
+        if level != 3:
+            problems.append(f"the heading {text!r} should be of level 3")
+        if not any(cell.cell_type == "code" for cell in nb.cells[index:end]):
+            problems.append(f"{text!r} has no check cell")
+    solutions = path.parent / "solutions" / path.name
+    if not solutions.exists():
+        problems.append(f"solutions/{path.name} does not exist")
+    elif exercises(read(solutions)) != found:
+        problems.append(f"the exercise headings in solutions/{path.name} are not the same")
+    if f"solutions/{path.name}" not in [t for cell in markdown(nb) for t in links(cell.source)]:
+        problems.append(f"no link to solutions/{path.name}")
+    return problems
+
+
+# Rules for solutions.
+
+
+def belongs_to_a_lesson(nb: NotebookNode, path: Path) -> list[str]:
+    lesson = path.parent.parent / path.name
+    return [] if lesson.exists() else [f"there is no lesson {path.name}"]
+
+
+EVERYWHERE: tuple[Rule, ...] = (
+    valid_format,
+    run_in_order,
+    enough_checked_cells,
+    checked_cells_can_fail,
+    checked_cells_are_stable,
+    markers_are_exact,
+    no_stderr,
+    no_errors,
+    no_widgets,
+    images_have_alt_text,
+    no_svg_or_attachments,
+    title_matches_file,
+    badge_opens_this_file,
+    colab_cell_is_the_generated_one,
+    metadata_is_standard,
+    heading_levels_never_skip,
+    code_cells_are_short,
+    code_parses,
+    file_is_small,
+    relative_links_exist,
+    nothing_private,
+)
+LESSONS: tuple[Rule, ...] = (
+    lessons_are_contiguous,
+    sections_in_order,
+    says_what_it_needs,
+    last_cell_links_the_neighbours,
+    length_is_right,
+    exercises_have_solutions,
+)
+SOLUTIONS: tuple[Rule, ...] = (belongs_to_a_lesson,)
+
+
+def rules_for(path: Path) -> tuple[Rule, ...]:
+    return EVERYWHERE + (SOLUTIONS if is_solution(path) else LESSONS)

@@ -1,0 +1,293 @@
+"""The tables and model configurations under `data/`."""
+
+import json
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "data"
+IDS = [
+    f"{guide}-{i}"
+    for guide, n in {"S0": 17, "S1": 73, "S2": 7, "S3": 54, "S4": 16}.items()
+    for i in range(1, n + 1)
+]
+VERDICTS = {"TRUE", "TRUE*", "FALSE", "OLD", "LIT", "CONTEXT"}
+LESSONS = [
+    "00_start_here",
+    "01_vanilla_trainer",
+    "02_where_memory_goes",
+    "03_batch_size",
+    "04_gradient_accumulation",
+    "05_gradient_checkpointing",
+    "06_mixed_precision",
+    "07_optimizers",
+    "08_data_loading",
+    "09_empty_cache",
+    "10_torch_compile",
+    "11_attention_and_kernels",
+    "12_parameter_efficient_fine_tuning",
+    "13_quantized_fine_tuning",
+    "14_offloading",
+    "15_accelerate_loop",
+    "16_all_together",
+    "17_will_it_fit",
+    "18_more_than_one_gpu",
+    "19_mixture_of_experts",
+    "20_training_dynamics",
+    "21_pytorch_details",
+    "22_images_and_tokens",
+]
+# The columns of gpus.csv that hold numbers, and whether they may be empty.
+GPU_NUMBERS = {
+    "memory_mib": False,
+    "compute_capability": False,
+    "sms": True,
+    "bandwidth_gb_s": True,
+    "fp32_tflops": True,
+    "tf32_tflops": True,
+    "fp16_tflops": True,
+    "bf16_tflops": True,
+    "cuda_context_mib": True,
+}
+GUIDE_2022 = {
+    "vanilla",
+    "accumulation",
+    "accumulation + checkpointing",
+    "fp16",
+    "fp16 + accumulation + checkpointing",
+    "Adafactor",
+    "Adafactor + fp16 + accumulation + checkpointing",
+    "8-bit Adam",
+    "8-bit Adam + fp16 + accumulation + checkpointing",
+}
+# Published parameter counts: encoders with a head of two labels, the image model with its 1,000.
+PARAMETERS = {
+    "bert-base-uncased": 109_483_778,
+    "bert-large-uncased": 335_143_938,
+    "distilbert-base-uncased": 66_955_010,
+    "roberta-large": 355_361_794,
+    "modernbert-base": 149_606_402,
+    "gpt2": 124_439_808,
+    "gpt2-xl": 1_557_611_200,
+    "tinyllama-1.1b": 1_100_048_384,
+    "smollm2-1.7b": 1_711_376_384,
+    "llama-2-7b": 6_738_415_616,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+    "vit-large-patch16-224": 304_326_632,
+}
+
+
+def read(name: str) -> pd.DataFrame:
+    """A table as text, an empty cell as ""."""
+    return pd.read_csv(DATA / name, dtype=str, keep_default_na=False)
+
+
+def notebook_cells() -> dict[str, set[str]]:
+    """The cell ids of every lesson that exists."""
+    return {
+        path.stem: {cell.id for cell in nbformat.read(path, as_version=4).cells}
+        for path in (ROOT / "notebooks").glob("*.ipynb")
+    }
+
+
+def claim_problems(claims: pd.DataFrame, notebooks: dict[str, set[str]]) -> list[str]:
+    ids, found = list(claims.id), []
+    found += [f"{i}: missing" for i in IDS if i not in ids]
+    found += [f"{i}: {ids.count(i)} rows" for i in sorted(set(ids)) if ids.count(i) > 1]
+    if not found and ids != IDS:
+        found.append("ids out of order")
+    for row in claims.itertuples():
+        if row.guide != row.id.split("-")[0]:
+            found.append(f"{row.id}: guide {row.guide!r}")
+        if row.verdict not in VERDICTS:
+            found.append(f"{row.id}: verdict {row.verdict!r}")
+        if row.lesson not in LESSONS:
+            found.append(f"{row.id}: lesson {row.lesson!r}")
+        if not row.claim.strip() or not row.how.strip():
+            found.append(f"{row.id}: empty claim or how")
+        if row.lesson not in notebooks:
+            found += [f"{row.id}: cell of a lesson that does not exist"] if row.cell else []
+        elif not row.cell:
+            found.append(f"{row.id}: {row.lesson} is there, its cell is not named")
+        elif row.cell not in notebooks[row.lesson]:
+            found.append(f"{row.id}: no cell {row.cell!r} in {row.lesson}")
+    return found
+
+
+def gpu_problems(gpus: pd.DataFrame) -> list[str]:
+    found = [f"{name}: twice" for name in gpus.name[gpus.name.duplicated()]]
+    for row in gpus.to_dict("records"):
+        found += [f"{row['name']}: no {c}" for c in ("name", "source") if not row[c].strip()]
+        for column, may_be_empty in GPU_NUMBERS.items():
+            if not row[column]:
+                found += [] if may_be_empty else [f"{row['name']}: no {column}"]
+            elif not row[column].replace(".", "", 1).isdigit() or float(row[column]) <= 0:
+                found.append(f"{row['name']}: {column} {row[column]!r}")
+    return found
+
+
+def published_problems(rows: pd.DataFrame) -> list[str]:
+    found = []
+    for row in rows.itertuples():
+        if not (row.set and row.run and row.source):
+            found.append(f"row {row.Index}: set, run or source is empty")
+        if row.memory_unit not in (("MiB", "GB", "GiB") if row.memory else ("",)):
+            found.append(f"{row.set}, {row.run}: memory {row.memory!r} {row.memory_unit!r}")
+        if row.memory_kind not in ("", "allocated", "reserved", "used"):
+            found.append(f"{row.set}, {row.run}: memory kind {row.memory_kind!r}")
+    twice = rows[rows.duplicated(["set", "run"])]
+    found += [f"{row.set}, {row.run}: twice" for row in twice.itertuples()]
+    guide = rows[rows.set == "guide-2022"]
+    found += [f"guide-2022: {run}" for run in sorted(GUIDE_2022 ^ set(guide.run))]
+    for row in guide.itertuples():
+        seconds, rate = float(row.seconds), float(row.samples_per_second)
+        rounding = 0.005 + 512 * 0.005 / seconds**2  # both numbers are printed to two decimals
+        if abs(512 / seconds - rate) > rounding:
+            found.append(f"guide-2022, {row.run}: 512 / {seconds} s is not {rate} samples/s")
+        # More than the CUDA context and the model, less than the card.
+        if row.memory_unit != "MiB" or not 2631 < float(row.memory) < 16160:
+            found.append(f"guide-2022, {row.run}: {row.memory} {row.memory_unit}")
+    return found
+
+
+def test_claims():
+    assert len(IDS) == 167 and len(LESSONS) == 23
+    assert claim_problems(read("claims.csv"), notebook_cells()) == []
+
+
+def drop_last(t):
+    return t.iloc[:-1]
+
+
+def repeat_last(t):
+    return pd.concat([t, t.tail(1)])
+
+
+def swap_two(t):
+    return t.iloc[[1, 0, *range(2, len(t))]]
+
+
+def put(row: int, column: str, value: str):
+    """A planted defect: one cell of the table changed."""
+
+    def change(table: pd.DataFrame) -> pd.DataFrame:
+        table = table.copy()
+        table.iloc[row, table.columns.get_loc(column)] = value
+        return table
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("defect", "notebooks", "message"),
+    [
+        (drop_last, {}, "S4-16: missing"),
+        (repeat_last, {}, "S4-16: 2 rows"),
+        (swap_two, {}, "ids out of order"),
+        (put(0, "verdict", "MAYBE"), {}, "S0-1: verdict 'MAYBE'"),
+        (put(0, "lesson", "16_together"), {}, "S0-1: lesson '16_together'"),
+        (put(0, "how", " "), {}, "S0-1: empty claim or how"),
+        (put(-1, "cell", "a"), {}, "S4-16: cell of a lesson that does not exist"),
+        (
+            put(-1, "cell", ""),
+            {"01_vanilla_trainer": {"a"}},
+            "S4-16: 01_vanilla_trainer is there, its cell is not named",
+        ),
+        (
+            put(-1, "cell", "b"),
+            {"01_vanilla_trainer": {"a"}},
+            "S4-16: no cell 'b' in 01_vanilla_trainer",
+        ),
+    ],
+)
+def test_a_planted_defect_in_the_claims_is_caught(defect, notebooks, message):
+    claims = read("claims.csv").assign(cell="")
+    assert message in claim_problems(defect(claims), notebooks)
+    assert message not in claim_problems(claims.assign(cell="a"), {n: {"a"} for n in LESSONS})
+
+
+def test_gpus():
+    assert gpu_problems(read("gpus.csv")) == []
+
+
+@pytest.mark.parametrize(
+    ("defect", "message"),
+    [
+        (repeat_last, "B200: twice"),
+        (put(-1, "source", ""), "B200: no source"),
+        (put(-1, "memory_mib", ""), "B200: no memory_mib"),
+        (put(-1, "sms", "many"), "B200: sms 'many'"),
+        (put(-1, "bf16_tflops", "0"), "B200: bf16_tflops '0'"),
+    ],
+)
+def test_a_planted_defect_in_the_gpus_is_caught(defect, message):
+    assert message in gpu_problems(defect(read("gpus.csv")))
+
+
+def test_formats_a_card_lacks_have_no_rate():
+    gpus = pd.read_csv(DATA / "gpus.csv")
+    old = gpus[gpus.compute_capability < 8]
+    assert len(old) and old[["tf32_tflops", "bf16_tflops"]].isna().all(axis=None)
+
+
+def test_published_measurements():
+    assert published_problems(read("measurements/published.csv")) == []
+
+
+@pytest.mark.parametrize(
+    ("defect", "message"),
+    [
+        (lambda t: t.iloc[1:], "guide-2022: vanilla"),
+        (repeat_last, "twice"),
+        (put(0, "source", ""), "row 0: set, run or source is empty"),
+        (put(0, "seconds", "58.82"), "guide-2022, vanilla: 512 / 58.82 s is not 8.86 samples/s"),
+        (put(0, "memory", "149490"), "guide-2022, vanilla: 149490 MiB"),
+        (put(0, "memory_unit", "MB"), "guide-2022, vanilla: memory '14949' 'MB'"),
+    ],
+)
+def test_a_planted_defect_in_the_measurements_is_caught(defect, message):
+    found = published_problems(defect(read("measurements/published.csv")))
+    assert any(message in problem for problem in found)
+
+
+def test_every_configuration_has_a_published_count():
+    assert {path.stem for path in (DATA / "configs").glob("*")} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_configuration_gives_the_published_count(name):
+    path = DATA / "configs" / f"{name}.json"
+    written = json.loads(path.read_text())
+    assert path.stem == path.stem.lower() and "/" in written["_name_or_path"]
+    config = AutoConfig.from_pretrained(path)
+    # A misspelt key would be kept without a word: every key must be one that the class knows.
+    unknown = set(written) - set(type(config)().to_dict()) - set(config.attribute_map)
+    assert unknown <= {"_name_or_path", "num_labels"}
+    head = written["architectures"][0]
+    if head.endswith("ForImageClassification"):
+        auto = AutoModelForImageClassification
+    elif head.endswith("ForMaskedLM"):
+        auto = AutoModelForSequenceClassification
+    else:
+        auto = AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto.from_config(config)
+    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
+    assert AutoConfig.for_model(**written)._name_or_path == written["_name_or_path"]

@@ -1,0 +1,89 @@
+"""Refreshing a tiny notebook: outputs in their stored form, or the file as it was."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+import address
+import notebook_rules as rules
+import refresh_outputs
+
+PYPROJECT = '[project]\n[project.urls]\nRepository = "https://github.com/someone/a-course"\n'
+NOISY = """\
+import sys
+
+import ipywidgets
+from IPython.display import display
+
+print("kept")
+print("a warning", file=sys.stderr)
+display(ipywidgets.IntSlider())
+print("kept too")"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    (tmp_path / "notebooks" / "solutions").mkdir(parents=True)
+    return tmp_path
+
+
+def store(path: Path, *sources: str) -> Path:
+    cells = [new_markdown_cell("# 00. Title"), *(new_code_cell(source) for source in sources)]
+    for number, cell in enumerate(cells):
+        cell.id = f"kept-{number}"
+    nb = new_notebook(cells=cells)
+    nb.metadata.update(widgets={"state": {}}, kernelspec={"name": "elsewhere", "display_name": "x"})
+    nb.cells[1].metadata.update(execution={"start": "then"}, tags=["parameters"])
+    nbformat.write(nb, path)
+    return path
+
+
+def test_outputs_are_stored_in_their_final_form(root: Path) -> None:
+    lesson = store(root / "notebooks" / "00_x.ipynb", NOISY, "6 * 7")
+    solution = store(root / "notebooks" / "solutions" / "00_x.ipynb", "1 + 1")
+    assert refresh_outputs.main([], root=root) == 0
+    nb = rules.read(lesson)
+    assert [cell.id for cell in nb.cells] == ["kept-0", "colab-setup", "kept-1", "kept-2"]
+    assert nb.cells[1].source == address.colab_cell(root)
+    assert [output.get("text") for output in nb.cells[2].outputs] == ["kept\nkept too\n"]
+    assert nb.cells[3].outputs[0].data == {"text/plain": "42"}
+    assert nb.cells[2].metadata == {"tags": ["parameters"]}
+    assert nb.metadata.kernelspec.name == "python3"
+    held = (rules.run_in_order, rules.no_stderr, rules.no_widgets, rules.metadata_is_standard)
+    held += (rules.badge_opens_this_file, rules.colab_cell_is_the_generated_one)
+    for path in lesson, solution:
+        found = {rule.__name__: rule(rules.read(path), path) for rule in held}
+        assert not any(found.values()), found
+
+    text = lesson.read_text()
+    assert refresh_outputs.main(["--lessons", "0"], root=root) == 0
+    assert lesson.read_text() == text, "a second refresh changes nothing"
+
+
+@pytest.mark.parametrize(
+    "source, reason",
+    [
+        ("1 / 0", "cell [2] (1 / 0) failed: ZeroDivisionError: division by zero"),
+        ("import os\nos.getcwd()", "the output of cell [2] shows a path of this machine"),
+    ],
+)
+def test_a_notebook_that_fails_stays_as_it_was(
+    root: Path, source: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = store(root / "notebooks" / "00_bad.ipynb", source)
+    good = store(root / "notebooks" / "01_good.ipynb", "1")
+    before = bad.read_bytes()
+    assert refresh_outputs.main([], root=root) == 1
+    assert f"00_bad.ipynb: left as it was, {reason}" in capsys.readouterr().out
+    assert bad.read_bytes() == before
+    assert not rules.run_in_order(rules.read(good), good)
+    assert sorted(path.name for path in bad.parent.glob("*")) == [bad.name, good.name, "solutions"]
+
+
+def test_an_unknown_lesson_is_one_sentence(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store(root / "notebooks" / "00_x.ipynb", "1")
+    assert refresh_outputs.main(["--lessons", "7"], root=root) == 2
+    assert capsys.readouterr().err == "No lesson 07: the lessons are 00.\n"

@@ -1,0 +1,255 @@
+"""Run the lessons on this machine and write one page with what they predicted and measured.
+
+    python tools/run_course.py [--lessons "01 02"] [--output build]
+
+Executed copies go to build/notebooks/, the page to build/report.html. The exit status is 1 if a
+lesson failed, 2 if the lessons asked for do not exist.
+"""
+
+import argparse
+import csv
+import datetime
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jinja2
+import nbformat
+from tqdm import tqdm
+
+from execution import ROOT, LessonError, choose_lessons, execute, read_notebook, runnable
+
+TEMPLATE = Path(__file__).with_name("report.html")
+COLUMNS = (
+    "lesson",
+    "run",
+    "device",
+    "predicted (GiB)",
+    "measured (GiB)",
+    "error",
+    "time (s)",
+    "samples/s",
+    "loss",
+)
+NOT_KNOWN = "-"
+
+
+@dataclass
+class Figure:
+    png: str  # base64, as the notebook stores it
+    alt: str
+    heading: str
+
+
+@dataclass
+class Outcome:
+    """What became of one lesson."""
+
+    stem: str
+    title: str
+    seconds: float
+    problem: str = ""
+    figures: list[Figure] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        return "failed" if self.problem else "ran"
+
+
+def headings(source: str) -> list[tuple[int, str]]:
+    """Level and text of each heading in a Markdown cell, code blocks left out."""
+    text = re.sub(r"^(```|~~~).*?^\1", "", source, flags=re.MULTILINE | re.DOTALL)
+    return [(len(marks), title) for marks, title in re.findall(r"^(#{1,6}) +(.+?)\s*$", text, re.M)]
+
+
+def title_of(notebook: nbformat.NotebookNode, stem: str) -> str:
+    markdown = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    return next((text for source in markdown for _, text in headings(source)), stem)
+
+
+def figures(notebook: nbformat.NotebookNode) -> Iterator[Figure]:
+    """The stored pictures in order, each with its alternative text and the heading above it."""
+    heading = ""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            heading = next((text for _, text in reversed(headings(cell.source))), heading)
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                alt = output.get("metadata", {}).get("image/png", {}).get("alt", "")
+                png = "".join(output.data["image/png"]).replace("\n", "")
+                yield Figure(png, alt or "A figure without a description", heading)
+
+
+def recorded(folder: Path, since: datetime.datetime) -> list[dict[str, str]]:
+    """Rows that lessons wrote to build/runs/*.csv since a moment, the oldest first."""
+    rows = []
+    for path in sorted(folder.glob("*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                # A date without a zone is local time; astimezone() makes both kinds comparable.
+                date = datetime.datetime.fromisoformat(row["date"]).astimezone()
+                if date >= since.astimezone().replace(microsecond=0):
+                    rows.append({key: (value or "").strip() for key, value in row.items() if key})
+    return rows
+
+
+def number(text: str | None, digits: int, scale: float = 1) -> str:
+    return f"{float(text) * scale:,.{digits}f}" if text else NOT_KNOWN
+
+
+def losses(row: dict[str, str]) -> str:
+    if not row.get("first_loss"):
+        return NOT_KNOWN
+    return f"{number(row['first_loss'], 3)} → {number(row.get('last_loss'), 3)}"
+
+
+def summary(rows: list[dict[str, str]]) -> list[tuple[str, ...]]:
+    """One line per run. A prediction and a measurement of the same thing share theirs.
+
+    The same thing: the same lesson, workload and device, and the same name or the same settings.
+    Without the workload and the device, a prediction for a big card would be compared with a tiny
+    run on this machine.
+    """
+    keys = ("lesson", "name", "kind", "device", "workload", "settings")
+    latest: dict[tuple[str | None, ...], dict[str, str]] = {}
+    for row in rows:  # a cell that ran twice counts once
+        latest[tuple(row.get(k) for k in keys)] = row
+
+    lines: list[dict[str, dict[str, str]]] = []
+    for row in latest.values():
+        other = {"predicted": "measured", "measured": "predicted"}.get(row["kind"], "")
+        partners = [
+            line
+            for line in lines
+            if other in line
+            and row["kind"] not in line
+            and all(line[other].get(k) == row.get(k) for k in ("lesson", "workload", "device"))
+            and any(row.get(k) and line[other].get(k) == row[k] for k in ("name", "settings"))
+        ]
+        partners.sort(key=lambda line: line[other].get("name") != row.get("name"))
+        if partners:
+            partners[0][row["kind"]] = row
+        else:
+            lines.append({row["kind"]: row})
+
+    table = []
+    for line in lines:
+        predicted, measured = line.get("predicted", {}), line.get("measured", {})
+        known, sizes = measured or predicted, [predicted.get("peak_allocated")]
+        sizes.append(measured.get("peak_allocated"))
+        error = NOT_KNOWN
+        if all(sizes) and float(sizes[1]):
+            error = f"{100 * (float(sizes[0]) / float(sizes[1]) - 1):+.1f} %"
+        table.append(
+            (
+                known.get("lesson", ""),
+                known.get("name", ""),
+                known.get("device", ""),
+                *(number(size, 3, 2**-30) for size in sizes),
+                error,
+                number(measured.get("seconds"), 2),
+                number(measured.get("samples_per_second"), 2),
+                losses(measured),
+            )
+        )
+    return table
+
+
+def as_text(table: list[tuple[str, ...]]) -> str:
+    """The summary for a terminal: texts to the left, numbers to the right."""
+    lines = [COLUMNS, *table]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
+
+    def cells(line: tuple[str, ...]) -> Iterator[str]:
+        for column, (text, width) in enumerate(zip(line, widths, strict=True)):
+            yield text.ljust(width) if column < 3 else text.rjust(width)
+
+    return "\n".join("  ".join(cells(line)).rstrip() for line in lines)
+
+
+def write_report(
+    path: Path,
+    outcomes: list[Outcome],
+    table: list[tuple[str, ...]],
+    machine: str,
+    started: datetime.datetime,
+) -> None:
+    """One page that needs nothing but itself."""
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        columns=COLUMNS,
+        table=table,
+        outcomes=outcomes,
+        machine=machine,
+        date=started.strftime("%Y-%m-%d %H:%M"),
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def run_lesson(path: Path, copy: Path, bar: tqdm) -> Outcome:
+    """Execute one lesson, keep the executed copy whatever happens."""
+    notebook = read_notebook(path)
+    start, problem = time.perf_counter(), ""
+    last = bar.n + len(runnable(notebook))
+    bar.set_postfix_str(path.stem)
+    try:
+        execute(notebook, path.parent, after_cell=bar.update)
+    except LessonError as error:
+        problem = str(error)
+    bar.update(last - bar.n)  # the cells after a failure will not run
+    nbformat.write(notebook, copy)
+    seconds = time.perf_counter() - start
+    return Outcome(path.stem, title_of(notebook, path.stem), seconds, problem, [*figures(notebook)])
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT, machine: str | None = None) -> int:
+    """Run lessons; `machine` describes the computer in one line (default: ask helpers)."""
+    parser = argparse.ArgumentParser(description="Run the lessons and write one report.")
+    parser.add_argument("--lessons", default="", help='numbers such as "01 02"; all without it')
+    parser.add_argument("--output", type=Path, default=root / "build", help="default: build")
+    options = parser.parse_args(arguments)
+    try:
+        paths = choose_lessons(options.lessons, root)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+    copies = options.output / "notebooks"
+    copies.mkdir(parents=True, exist_ok=True)
+    started = datetime.datetime.now().astimezone()
+    outcomes = []
+    cells = sum(len(runnable(read_notebook(path))) for path in paths)
+    # disable=None: a bar on a terminal, silence in a log.
+    with tqdm(total=cells, unit="cell", disable=None) as bar:
+        for path in paths:
+            outcome = run_lesson(path, copies / path.name, bar)
+            outcomes.append(outcome)
+            tqdm.write(f"{outcome.stem}: {outcome.status} in {outcome.seconds:.0f} s")
+            if outcome.problem:
+                tqdm.write(f"  {outcome.problem}")
+
+    table = summary(recorded(root / "build" / "runs", started))
+    if machine is None:
+        # After the lessons: asking a GPU about itself takes some of its memory.
+        from helpers import describe
+
+        machine = str(describe())
+    report = options.output / "report.html"
+    write_report(report, outcomes, table, machine, started)
+    print()
+    print(as_text(table) if table else "No lesson recorded a run.")
+    failed = [outcome.stem for outcome in outcomes if outcome.problem]
+    print(f"\n{len(outcomes) - len(failed)} of {len(outcomes)} lessons ran. Report: {report}")
+    if failed:
+        print(f"Failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("Stopped.")

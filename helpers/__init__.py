@@ -8,23 +8,7 @@ from .runs import Run, compare, load, record
 from .training import train
 from .workloads import Workload, language_modelling, text_classification
 
-__all__ = [
-    "Prediction",
-    "Run",
-    "Workload",
-    "compare",
-    "describe",
-    "device",
-    "free",
-    "gib",
-    "gpu",
-    "language_modelling",
-    "load",
-    "measure",
-    "predict",
-    "record",
-    "show",
-    "supports",
-    "text_classification",
-    "train",
-]
+__all__ = (
+    "Prediction Run Workload compare describe device free gib gpu language_modelling load measure "
+    "predict record show supports text_classification train"
+).split()

@@ -58,14 +58,18 @@ def predict_command(options: argparse.Namespace) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m helpers", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("predict", help="predict the peak memory of training")
-    command.add_argument("settings", nargs="*", help="keywords of TrainingArguments: name=value")
+    command = commands.add_parser(
+        "predict",
+        help="predict the peak memory of training",
+        usage="%(prog)s [options] [name=value ...]",
+        epilog="name=value: keywords of TrainingArguments, such as bf16=True",
+    )
     command.add_argument("--task", choices=TASKS, default=TASKS[0])
     command.add_argument("--size", default="large", help="large, tiny, a model's name or folder")
     command.add_argument("--length", type=int, help="tokens in a sample")
     command.add_argument("--gpu", default="here", help="a card of data/gpus.csv, cpu, or here")
     command.add_argument("--json", action="store_true")
-    options = parser.parse_intermixed_args(arguments)
+    options, options.settings = parser.parse_known_args(arguments)
     try:
         print(predict_command(options))
     except (ValueError, OSError) as error:

@@ -2,7 +2,9 @@
 
 import difflib
 import importlib.metadata
+import logging
 import platform
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,11 +14,12 @@ import psutil
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
+# It tells owners of some CPUs, on every import, of a kernel that no lesson needs.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 GIB = 2**30
 # Lowest compute capability with hardware for each feature (CUDA C++ Programming Guide, "Compute
 # Capabilities"). A T4 (7.5) computes bf16 by emulation, which is slow: that is not support.
 FEATURES = {
-    "cuda": (0, 0),
     "fp16": (7, 0),
     "bf16": (8, 0),
     "tf32": (8, 0),
@@ -35,9 +38,10 @@ def gib(n: float | None) -> str:
 
 def suggest(word, choices, what: str) -> str:
     """One sentence for an unknown `word`: the nearest of `choices`, or all of them."""
-    near = difflib.get_close_matches(str(word).lower(), {str(c).lower(): c for c in choices}, n=1)
-    name = next((c for c in choices if near and str(c).lower() == near[0]), None)
-    hint = f"did you mean {name!r}?" if name else "choose from " + ", ".join(map(str, choices))
+    names = {str(choice).lower(): choice for choice in choices}
+    word_ = str(word).lower()
+    near = [n for n in names if n.startswith(word_)] or difflib.get_close_matches(word_, names, n=1)
+    hint = f"did you mean {names[near[0]]!r}?" if near else f"choose from {', '.join(choices)}"
     return f"{word!r} is not a known {what}: {hint}"
 
 
@@ -55,74 +59,54 @@ def data_file(*parts: str) -> Path:
 
 @dataclass(frozen=True)
 class GPU:
-    """A card. Memory in bytes as the driver reports it, rates from its data sheet, None if unknown.
+    """A card. Memory in bytes as the driver reports it; what `data/gpus.csv` leaves open is None.
 
     `context` is what the CUDA context takes before the first tensor, where somebody measured it.
+    `facts` holds the other columns: rates in TFLOPS without sparsity, bandwidth in GB/s, a source.
     """
 
     name: str
     memory: int
     capability: tuple[int, int]
-    bandwidth: float | None = None  # bytes per second
-    flops: dict[str, float] = field(default_factory=dict)  # dense operations per second by dtype
-    multiprocessors: int | None = None
     context: int | None = None
-    source: str = ""
+    facts: dict = field(default_factory=dict)
 
 
 @cache
-def _gpu_table(path: Path) -> dict[str, GPU]:
-    table = pd.read_csv(path).set_index("name", drop=False)
-
-    def card(row) -> GPU:
-        def number(column: str, scale: float = 1) -> float | None:
-            return None if pd.isna(row[column]) else row[column] * scale
-
-        rates = {d: number(f"{d}_tflops", 1e12) for d in ("fp32", "tf32", "fp16", "bf16")}
-        context, sms = number("cuda_context_mib", 2**20), number("sms")
-        return GPU(
-            name=row["name"],
-            memory=int(row["memory_mib"] * 2**20),
-            capability=tuple(int(n) for n in str(row["compute_capability"]).split(".")),
-            bandwidth=number("bandwidth_gb_s", 1e9),
-            flops={dtype: rate for dtype, rate in rates.items() if rate},
-            multiprocessors=int(sms) if sms else None,
-            context=int(context) if context else None,
-            source=row["source"],
-        )
-
-    return {name: card(row) for name, row in table.iterrows()}
+def _gpus(path: Path) -> dict[str, GPU]:
+    rows = pd.read_csv(path, dtype={"compute_capability": str}).to_dict("records")
+    cards = {}
+    for row in rows:
+        row = {key: None if pd.isna(value) else value for key, value in row.items()}
+        name, memory = row.pop("name"), int(row.pop("memory_mib") * 2**20)
+        context = row.pop("cuda_context_mib")
+        capability = tuple(int(n) for n in row.pop("compute_capability").split("."))
+        cards[name] = GPU(name, memory, capability, context and int(context * 2**20), row)
+    return cards
 
 
 def gpu(name: str) -> GPU:
-    """The facts of a card in `data/gpus.csv`, such as `gpu("T4")`; ValueError for an unknown one."""
-    table = _gpu_table(data_file("gpus.csv"))
-    found = next((n for n in table if n.lower() == str(name).lower()), None)
-    if found is None:
-        raise ValueError(suggest(name, table, "GPU"))
-    return table[found]
+    """The facts of a card in `data/gpus.csv`, such as `gpu("T4")`; ValueError for another name."""
+    cards = _gpus(data_file("gpus.csv"))
+    for card in cards.values():
+        if card.name.lower() == str(name).lower():
+            return card
+    raise ValueError(suggest(name, cards, "GPU"))
 
 
 def this_gpu() -> GPU:
-    """The CUDA card in this machine, with its data-sheet facts where `data/gpus.csv` knows it."""
+    """The CUDA card in this machine, with the facts of the best match in `data/gpus.csv`."""
     found = torch.cuda.get_device_properties(0)
-    words = found.name.upper().replace("-", " ").split()
-    known = [
+    words = set(found.name.upper().replace("-", " ").split())
+    fits = [  # the same words and about the same memory; the longest name says most
         card
-        for card in _gpu_table(data_file("gpus.csv")).values()
-        if set(card.name.upper().replace("-", " ").split()[:2]) - {"SXM", "PCIE"} <= set(words)
-        and abs(card.memory / found.total_memory - 1) < 0.15
+        for card in _gpus(data_file("gpus.csv")).values()
+        if set(re.sub(r"-?\d+GB", "", card.name.upper()).replace("-", " ").split()) <= words
+        and abs(card.memory / found.total_memory - 1) < 0.1
     ]
-    facts = known[0] if known else GPU(found.name, 0, (0, 0))
-    return GPU(
-        name=facts.name if known else found.name,
-        memory=found.total_memory,
-        capability=(found.major, found.minor),
-        bandwidth=facts.bandwidth,
-        flops=facts.flops,
-        multiprocessors=found.multi_processor_count,
-        source=facts.source,
-    )
+    best = max(fits, key=lambda card: len(card.name), default=None)
+    name, facts = (best.name, best.facts) if best else (found.name, {})
+    return GPU(name, found.total_memory, (found.major, found.minor), None, facts)
 
 
 def device() -> torch.device:
@@ -153,14 +137,10 @@ def forget_accelerate() -> None:
 @cache
 def versions() -> dict[str, str]:
     """Versions of Python and of the libraries that decide what a run needs."""
-    names = ("torch", "transformers", "accelerate", "peft", "bitsandbytes")
-    found = {"python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    names = {"torch", "transformers", "accelerate", "peft", "bitsandbytes"}
+    installed = names & {d.name for d in importlib.metadata.distributions()}
+    found = {name: importlib.metadata.version(name) for name in sorted(installed)}
+    return {"python": platform.python_version()} | found
 
 
 @dataclass(frozen=True)
@@ -176,26 +156,22 @@ class Hardware:
     versions: dict[str, str]
 
     def __str__(self) -> str:
-        cap = (
-            f", compute capability {'.'.join(map(str, self.capability))}" if self.capability else ""
-        )
-        libraries = ", ".join(f"{n} {self.versions[n]}" for n in ("torch", "transformers"))
-        return (
-            f"{self.device}: {self.name}, {self.memory / GIB:.1f} GiB ({self.free / GIB:.1f} free)"
-            f"{cap}; 16-bit and other formats: {', '.join(self.features) or 'none'}; {libraries}"
-        )
+        dotted = ".".join(map(str, self.capability or ()))
+        parts = [
+            f"{self.name}, {gib(self.memory)} ({gib(self.free)} free)",
+            f"compute capability {dotted}" if dotted else "",
+            f"hardware for {', '.join(self.features) or 'none of ' + ', '.join(FEATURES)}",
+            *(f"{library} {self.versions[library]}" for library in ("torch", "transformers")),
+        ]
+        return f"{self.device}: " + ", ".join(filter(None, parts))
 
 
 def describe() -> Hardware:
     """This machine: printed it is one line, and every part of it is an attribute."""
-    kind, capability = device().type, None
-    ram = psutil.virtual_memory()
+    kind, capability, ram = device().type, None, psutil.virtual_memory()
     name, memory, free = f"{torch.get_num_threads()} threads", ram.total, ram.available
     if kind == "cuda":
-        name, capability = (
-            torch.cuda.get_device_name(),
-            torch.cuda.get_device_capability(),
-        )
+        name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
         free, memory = torch.cuda.mem_get_info()
-    features = tuple(f for f in FEATURES if f != "cuda" and supports(f))
+    features = tuple(feature for feature in FEATURES if supports(feature))
     return Hardware(kind, name, memory, free, capability, features, versions())

@@ -9,7 +9,6 @@ the choices that CUDA makes differently are put in by hand (`cuda_choices`), eac
 import bisect
 import contextlib
 import math
-import sys
 import time
 import warnings
 import weakref
@@ -21,11 +20,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import masking_utils
@@ -171,10 +167,10 @@ class Trace(TorchDispatchMode):
             self.phase("between steps")
 
         hooks = [
-            register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave, always_call=True),
-            register_optimizer_step_pre_hook(before),
-            register_optimizer_step_post_hook(after),
+            modules.register_module_forward_pre_hook(enter),
+            modules.register_module_forward_hook(leave, always_call=True),
+            optimizers.register_optimizer_step_pre_hook(before),
+            optimizers.register_optimizer_step_post_hook(after),
         ]
         try:
             yield
@@ -273,18 +269,18 @@ def cuda_choices(trace: Trace, flash: bool) -> Iterator[None]:
         packet, _, overload = name.partition(".")
         op = getattr(getattr(aten, packet), overload or "default")
         library.impl(name, _in_float32(op), "AutocastCPU")
-    optim, save_on_cpu = sys.modules["torch.optim.optimizer"], torch.autograd.graph.save_on_cpu
+    save_on_cpu = torch.autograd.graph.save_on_cpu
     # Optimizers update all parameters at once (foreach) by default on CUDA, never on a CPU.
-    optim._foreach_supported_types.append(FakeTensor)
+    optimizers._foreach_supported_types.append(FakeTensor)
     try:
         with (
             _patched(F, "scaled_dot_product_attention", _attention(flash)),
-            _patched(optim, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
+            _patched(optimizers, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
             _patched(save_on_cpu, "__init__", _save_on_host(trace)),
         ):
             yield
     finally:
-        optim._foreach_supported_types.remove(FakeTensor)
+        optimizers._foreach_supported_types.remove(FakeTensor)
         library._destroy()
 
 
@@ -381,23 +377,15 @@ REFUSED = {
     "torch_compile_backend": "compiled code plans its own memory",
     "use_liger_kernel": "Triton kernels cannot run on fake tensors",
     "torch_empty_cache_steps": "the allocator model never gives memory back",
-    "deepspeed": "DeepSpeed's kernels cannot run on fake tensors",
+    "deepspeed": "its kernels cannot run on fake tensors",
     "fsdp": "one process is predicted, not several",
 }
 REFUSED_OPTIMIZERS = ("adamw_torch_8bit", "adamw_torch_4bit")
 # What has no bearing on the peak of a step, or would read real data, is replaced.
-TWO_STEPS = {
-    "use_cpu": True,
-    "max_steps": 2,
-    "save_strategy": "no",
-    "eval_strategy": "no",
-    "load_best_model_at_end": False,
-    "auto_find_batch_size": False,
-    "dataloader_num_workers": 0,
-    "dataloader_prefetch_factor": None,
-    "dataloader_persistent_workers": False,
-    "dataloader_pin_memory": False,
-}
+TWO_STEPS = dict(use_cpu=True, max_steps=2, save_strategy="no", eval_strategy="no")
+TWO_STEPS |= dict(load_best_model_at_end=False, auto_find_batch_size=False)
+TWO_STEPS |= dict(dataloader_num_workers=0, dataloader_prefetch_factor=None)
+TWO_STEPS |= dict(dataloader_persistent_workers=False, dataloader_pin_memory=False)
 
 
 class _Samples(torch.utils.data.IterableDataset):
@@ -464,9 +452,10 @@ def predict(
     finally:
         forget_accelerate()
     trace.events = events
+    title = workload.title if is_workload else workload.__name__
     prediction = Prediction(
-        name=name or (str(workload) if is_workload else workload.__name__),
-        workload=str(workload) if is_workload else workload.__name__,
+        name=name or title,
+        workload=title,
         device=card.name if card else "cpu",
         settings=settings | ({"optimizer": optimizer} if optimizer else {}),
         context=card.context if card else None,

@@ -9,13 +9,8 @@ import pandas as pd
 
 from .hardware import GIB, data_file, gib, suggest, versions
 
-CATEGORIES = (
-    "parameters",
-    "gradients",
-    "optimizer states",
-    "activations",
-    "temporaries",
-)
+CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
+SIZES = {"allocated": "peak_allocated", "reserved": "peak_reserved", "used": "used"}
 
 
 @dataclass
@@ -52,17 +47,12 @@ class Run:
 
     def __str__(self) -> str:
         """The summary of the classic guides: time, samples per second, GPU memory."""
-        numbers = {
-            "allocated": self.peak_allocated,
-            "reserved": self.peak_reserved,
-            "used": self.used,
-        }
-        known = ", ".join(f"{gib(n)} {kind}" for kind, n in numbers.items() if n is not None)
-        memory = "GPU memory" if self.device != "cpu" else "CPU memory"
+        sizes = {name: getattr(self, key) for name, key in SIZES.items()}
+        known = ", ".join(f"{gib(n)} {name}" for name, n in sizes.items() if n is not None)
         lines = [
             f"Time: {self.seconds:.2f} s ({self.steps} steps)",
             f"Samples/second: {self.samples_per_second:.2f}",
-            f"{memory}: {known or 'not reported by this device'}",
+            f"{'CPU' if self.device == 'cpu' else 'GPU'} memory: {known or 'not reported here'}",
         ]
         return "\n".join(lines + ([self.note] if self.note else []))
 
@@ -104,45 +94,31 @@ def compare(*items) -> pd.DataFrame:
     third row: the error of the prediction, in percent of what was measured. A table of
     predictions alone shows the bytes by category at the peak instead of times and losses.
     """
-    sizes = {"allocated": "peak_allocated", "reserved": "peak_reserved", "used": "used"}
     only_predictions = all(item.kind == "predicted" for item in items)
-    rows, index, open_predictions = [], [], []
+    rows, waiting = [], []
     for item in items:
-        facts = row(item)
-        cells = {"kind": item.kind, "device": item.device}
-        for column, key in sizes.items():
-            cells[f"{column} (GiB)"] = _number(facts[key], 1 / GIB, 3)
+        cells = {"name": item.name, "kind": item.kind, "device": item.device}
+        sizes = {name: getattr(item, key) for name, key in SIZES.items()}
         if only_predictions:
-            for category in CATEGORIES:
-                cells[f"{category} (GiB)"] = _number(item.by_category.get(category, 0), 1 / GIB, 3)
-        elif item.kind == "measured":
-            cells["time (s)"] = _number(item.seconds, 1, 2)
-            cells["samples/s"] = _number(item.samples_per_second, 1, 2)
-            if item.losses:
-                cells["loss"] = f"{item.losses[0]:.3f} → {item.losses[-1]:.3f}"
+            sizes |= item.by_category
+        cells |= {f"{k} (GiB)": None if n is None else f"{n / GIB:,.3f}" for k, n in sizes.items()}
         rows.append(cells)
-        index.append(item.name)
         if item.kind == "predicted":
-            open_predictions.append(item)
-        match = next(
-            (p for p in open_predictions if item.kind != p.kind and _same(p, item)),
-            None,
-        )
+            waiting.append(item)
+            continue
+        cells |= {"time (s)": f"{item.seconds:.2f}", "samples/s": f"{item.samples_per_second:.2f}"}
+        if item.losses:
+            cells["loss"] = f"{item.losses[0]:.3f} → {item.losses[-1]:.3f}"
+        match = next((p for p in waiting if _same(p, item)), None)
         if match is not None:
-            open_predictions.remove(match)
-            errors = {"kind": "error", "device": item.device}
-            for column, key in sizes.items():
+            waiting.remove(match)
+            rows.append({"name": "error", "kind": "error", "device": item.device})
+            for name, key in SIZES.items():
                 predicted, measured = getattr(match, key), getattr(item, key)
-                if predicted and measured and (column != "used" or match.context):
-                    errors[f"{column} (GiB)"] = f"{100 * (predicted / measured - 1):+.1f} %"
-            rows.append(errors)
-            index.append("error")
-    table = pd.DataFrame(rows, index=index)
+                if predicted and measured and (name != "used" or match.context):
+                    rows[-1][f"{name} (GiB)"] = f"{100 * (predicted / measured - 1):+.2f} %"
+    table = pd.DataFrame(rows).set_index("name").rename_axis(None)
     return table.dropna(axis="columns", how="all").fillna("")
-
-
-def _number(value: float | None, scale: float, digits: int) -> str | None:
-    return None if value is None else f"{value * scale:,.{digits}f}"
 
 
 def _same(prediction, run) -> bool:

@@ -18,7 +18,7 @@ HATCHES = dict(zip(CATEGORIES, ["", "//", "..", "xx", "\\\\"], strict=True))
 
 
 def figure(fig, alt: str) -> None:
-    """Show a matplotlib figure once, as a PNG; `alt` states its finding for those who cannot see."""
+    """Show a matplotlib figure as a PNG; `alt` states its finding for those who cannot see it."""
     buffer = io.BytesIO()
     fig.savefig(buffer, format="png", dpi=110)
     plt.close(fig)
@@ -30,8 +30,8 @@ def source(obj) -> None:
     display(Markdown(f"```python\n{inspect.getsource(obj).rstrip()}\n```"))
 
 
-def bars(rows: dict[str, dict[str, float]], alt: str, title: str = "", limit: float | None = None):
-    """Horizontal bars of bytes by category, one for each name in `rows`; a line at `limit` bytes."""
+def bars(rows: dict[str, dict[str, float]], alt: str, title: str = "", limit=None) -> None:
+    """Horizontal bars of bytes by category, one a row; a dashed line at `limit` bytes."""
     fig, ax = plt.subplots(figsize=(7, 1.1 + 0.5 * len(rows)), layout="constrained")
     left = np.zeros(len(rows))
     for category in CATEGORIES:

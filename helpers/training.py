@@ -7,7 +7,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
-from .hardware import device, gib
+from .hardware import device
 from .memory import free, live_bytes, measure
 from .runs import Run
 from .workloads import OPTIMIZER_INSTANCE, Workload, check_settings
@@ -87,8 +87,8 @@ def train(
         args, usage = trainer.args, watch.usage
         samples = watch.steps * args.train_batch_size * args.gradient_accumulation_steps
         return Run(
-            name=name or str(workload),
-            workload=str(workload),
+            name=name or workload.title,
+            workload=workload.title,
             device=_device_name(),
             settings=settings | ({"optimizer": optimizer} if optimizer else {}),
             seconds=watch.seconds,
@@ -107,7 +107,7 @@ def train(
             raise
         size = settings.get("per_device_train_batch_size", 8)
         message = (
-            f"out of memory on {_device_name()}: {workload} does not fit with "
+            f"out of memory on {_device_name()}: {workload.title} does not fit with "
             f"per_device_train_batch_size={size}. Make it smaller and raise "
             "gradient_accumulation_steps by the same factor, or set activation_checkpointing=True."
         )

@@ -6,7 +6,7 @@ import os
 import shutil
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,51 +14,38 @@ from pathlib import Path
 import datasets
 import huggingface_hub
 import numpy as np
-import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.parquet
 import torch
-from huggingface_hub import constants as hub
+import transformers
 from safetensors import SafetensorError
 from tokenizers import ByteLevelBPETokenizer
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertConfig,
-    LlamaConfig,
-    PrinterCallback,
-    Trainer,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import AutoConfig, Trainer, TrainingArguments
+from transformers.training_args import OptimizerNames
 
 from .hardware import GIB, data_file, describe, device, gib, suggest
 
 PACKAGES = "asyncio email importlib logging multiprocessing unittest xml http".split()
 MODELS = {
-    "text_classification": AutoModelForSequenceClassification,
-    "language_modelling": AutoModelForCausalLM,
+    "text_classification": transformers.AutoModelForSequenceClassification,
+    "language_modelling": transformers.AutoModelForCausalLM,
 }
-LARGE = {  # name in data/configs, and where the weights are
-    "text_classification": ("bert-large-uncased", "google-bert/bert-large-uncased"),
-    "language_modelling": ("tinyllama-1.1b", "TinyLlama/TinyLlama_v1.1"),
+LARGE = {  # name in data/configs, where the weights are, tokens in a sample
+    "text_classification": ("bert-large-uncased", "google-bert/bert-large-uncased", 512),
+    "language_modelling": ("tinyllama-1.1b", "TinyLlama/TinyLlama_v1.1", 2048),
 }
-TINY_LENGTH = 128
+OFFLINE = "random weights, because the hub cannot be reached: memory and speed are the same"
 OPTIMIZER_INSTANCE = (
     "optimizer takes a function (model, args) that returns an optimizer, not an optimizer: "
     "that one belongs to a model, and each run builds its own"
 )
-OFFLINE = "random weights, because the hub cannot be reached: memory and speed are the same"
-# Names of the guides' years that today's TrainingArguments no longer has.
+# Names of the guides' years that today's TrainingArguments no longer has, or is about to drop.
 RENAMED = {
     "evaluation_strategy": "eval_strategy",
     "no_cuda": "use_cpu",
-    "group_by_length": "train_sampling_strategy",
     "warmup_ratio": "warmup_steps",
+    "group_by_length": "train_sampling_strategy",
     "gradient_checkpointing": "activation_checkpointing",
-    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
     "batch_size": "per_device_train_batch_size",
 }
 
@@ -84,8 +71,12 @@ class Workload:
     changes: tuple[Callable, ...] = ()
     seed: int = 0
 
+    @property
+    def title(self) -> str:
+        return f"{self.name}, {self.length:,} tokens"
+
     def __str__(self) -> str:
-        return f"{self.name}, {self.length} tokens" + (f" ({self.note})" if self.note else "")
+        return self.title + (f" ({self.note})" if self.note else "")
 
     def with_model(self, change: Callable) -> "Workload":
         """The same workload with `change(model)` applied to each new model: peft, quantization."""
@@ -93,7 +84,7 @@ class Workload:
 
     def model(self, pretrained: bool = True) -> torch.nn.Module:
         """A new model in float32, in training mode; the same weights each time."""
-        set_seed(self.seed)
+        transformers.set_seed(self.seed)
         auto = MODELS[self.task]
         if pretrained and self.weights is not None:
             # Since transformers 5 a checkpoint's own precision is kept unless told otherwise.
@@ -127,11 +118,7 @@ class Workload:
         return sample | ({"attention_mask": torch.ones_like(ids)} if self.masked else {})
 
     def trainer(
-        self,
-        optimizer: Callable | None = None,
-        pretrained: bool = True,
-        data=None,
-        **arguments,
+        self, optimizer: Callable | None = None, pretrained: bool = True, data=None, **arguments
     ) -> Trainer:
         """The `Trainer` that `train` runs and `predict` runs on fake tensors.
 
@@ -165,7 +152,7 @@ class Workload:
             data_collator=self.collate,
             compute_metrics=accuracy if self.task == "text_classification" else None,
         )
-        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(transformers.PrinterCallback)
         if optimizer is not None:
             trainer.optimizer = optimizer(trainer.model, args)
         return trainer
@@ -184,6 +171,8 @@ def check_settings(settings: dict, on_cpu: bool) -> None:
             raise ValueError(f"{name!r} is called {RENAMED[name]!r} in today's transformers")
         if name not in known:
             raise ValueError(suggest(name, known, "keyword of TrainingArguments"))
+    if settings.get("optim", OptimizerNames.SGD) not in list(OptimizerNames):
+        raise ValueError(suggest(settings["optim"], list(OptimizerNames), "optimizer"))
     for name, instead in {"fp16": "use bf16=True (the same bytes)", "tf32": "leave it out"}.items():
         if on_cpu and settings.get(name):
             raise ValueError(
@@ -192,127 +181,89 @@ def check_settings(settings: dict, on_cpu: bool) -> None:
             )
 
 
-def text_classification(size: str = "auto", *, data=None, length: int | None = None, **options):
-    """Classify texts. Returns a `Workload`.
+def text_classification(size: str = "auto", **options) -> Workload:
+    """Classify texts.
 
     "tiny": which package of Python's standard library does this function come from (8 classes)?
     "large": the classic experiment, bert-large-uncased on 512 samples of 512 random tokens.
     "auto": one of the two, by this machine's memory. Otherwise a hub id, a local folder or a name
-    in `data/configs`. `data` is a local CSV, JSON or Parquet file, or a hub id, with the columns
-    `text` and `label`. `pretrained=True` trains the tiny model once and keeps its weights.
+    in `data/configs`. Options: `length` in tokens; `seed`; `data`, a local CSV, JSON or Parquet
+    file or a hub id, with the columns `text` and `label`; `pretrained=True` trains the tiny model
+    on first use and keeps its weights. ValueError and OSError say what to change.
     """
-    return _workload("text_classification", size, data, length, **options)
+    return _workload("text_classification", size, **options)
 
 
-def language_modelling(size: str = "auto", *, data=None, length: int | None = None, **options):
-    """Predict the next token. Returns a `Workload`.
+def language_modelling(size: str = "auto", **options) -> Workload:
+    """Predict the next token.
 
     "tiny": a byte-level Llama on the source of Python's standard library, without a tokenizer.
     "large": TinyLlama, 1.1 billion parameters, on 512 samples of 2,048 random tokens.
     The rest is as in `text_classification`; `data` needs only the column `text`.
     """
-    return _workload("language_modelling", size, data, length, **options)
+    return _workload("language_modelling", size, **options)
 
 
-def _workload(task: str, size: str, data, length, pretrained: bool = False, seed: int = 0):
+def _workload(task, size, data=None, length=None, pretrained=False, seed=0) -> Workload:
     classify, note = task == "text_classification", ""
     if size == "auto":
-        here = describe()
-        # The classic run needs 7.5 GiB today, the 1.1B decoder 16 bytes a parameter and more.
-        size = (
-            "large"
-            if here.device != "cpu" and here.free > (9 if classify else 24) * GIB
-            else "tiny"
-        )
+        # The classic run needs 7.5 GiB, the decoder 16 bytes a parameter and its activations.
+        here, need = describe(), 9 * GIB if classify else 24 * GIB
+        size = "large" if here.device != "cpu" and here.free > need else "tiny"
         note = f"picked for {here.device} with {gib(here.free)} free"
     if pretrained and size != "tiny":
-        raise ValueError(
-            'pretrained=True is for size "tiny"; other sizes load weights by themselves'
-        )
+        raise ValueError('pretrained=True is for size "tiny"; other models bring their weights')
     if size == "tiny":
-        workload = Workload(
-            name=f"tiny {'BERT' if classify else 'Llama'}",
-            task=task,
-            config=_tiny_config(classify, length or TINY_LENGTH),
-            length=length or TINY_LENGTH,
-            data=partial(_functions if classify else _bytes, length or TINY_LENGTH),
-            note=note,
-            learning_rate=1e-3 if classify else 3e-3,
-            seed=seed,
-        )
-        return replace(workload, weights=_pretrain(workload)) if pretrained else workload
-    large, weights_there = LARGE[task]
-    config, weights, name = _config(large if size == "large" else size)
+        length = length or 128
+        name, rate = ("tiny BERT", 1e-3) if classify else ("tiny Llama", 3e-3)
+        read = partial(_standard_library, classify, length)
+        config = _tiny_config(classify, length)
+        tiny = Workload(name, task, config, length, read, None, note, learning_rate=rate, seed=seed)
+        return replace(tiny, weights=_pretrain(tiny)) if pretrained else tiny
+    known, hub_id, usual = LARGE[task]
+    config, weights, name = _config(known if size == "large" else size)
     if size == "large":
-        weights = weights_there if _reachable(weights_there) else None
+        weights = hub_id if _reachable(hub_id) else None
         note = "; ".join(filter(None, (note, OFFLINE if weights is None else "")))
-    config.use_cache = False  # a cache of keys and values is for generation
-    length = length or (512 if classify else 2048)
-    room = getattr(config, "max_position_embeddings", None) or length
-    if length > room:
-        raise ValueError(f"{name} reads {room:,} tokens at most: ask for a length up to that")
-    if data is None:
-        read = partial(_random_tokens, length, config.vocab_size, classify)
-    else:
+    config.use_cache = False  # keys and values are cached for generation only
+    length = length or usual
+    if length > (getattr(config, "max_position_embeddings", None) or length):
+        raise ValueError(f"{name} reads {config.max_position_embeddings} tokens at most")
+    read = partial(_random_tokens, classify, length, config.vocab_size)
+    if data is not None:
         table = _read(str(data), ["text", "label"] if classify else ["text"])
-        read = partial(
-            _texts,
-            table if classify else table[["text"]],
-            str(weights or name),
-            length,
-        )
+        read = partial(_texts, classify, length, table, str(weights or name))
         if classify:
             config.num_labels = table["label"].nunique()
-    return Workload(
-        name=name,
-        task=task,
-        config=config,
-        length=length,
-        data=read,
-        weights=weights,
-        note=note,
-        masked=data is not None and classify,
-        seed=seed,
-    )
+    masked = data is not None and classify
+    return Workload(name, task, config, length, read, weights, note, masked=masked, seed=seed)
 
 
 # ------------------------------------------------------------------------------------------ models
 def _tiny_config(classify: bool, length: int):
-    shape = dict(
-        hidden_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=512 if classify else 384,
-        max_position_embeddings=length,
-    )
+    shape = dict(hidden_size=128, num_hidden_layers=2, num_attention_heads=4)
+    shape |= dict(max_position_embeddings=length, intermediate_size=512 if classify else 384)
     if classify:
-        return BertConfig(vocab_size=2000, num_labels=len(PACKAGES), **shape)
-    return LlamaConfig(vocab_size=257, use_cache=False, **shape)
+        return transformers.BertConfig(vocab_size=2000, num_labels=len(PACKAGES), **shape)
+    return transformers.LlamaConfig(vocab_size=257, use_cache=False, **shape)
 
 
 def _config(name: str):
     """(config, where the weights are, display name) of a model named in one of three ways."""
-    folder = Path(name).expanduser()
-    local = data_file("configs", f"{name}.json")
+    folder, local = Path(name).expanduser(), data_file("configs", f"{name}.json")
     if local.is_file():
-        config = AutoConfig.from_pretrained(local)
-        return config, None, name
+        return AutoConfig.from_pretrained(local), None, name
     if (folder / "config.json").is_file():
         return AutoConfig.from_pretrained(folder), folder, folder.name
-    known = [
-        "tiny",
-        "large",
-        "auto",
-        *sorted(p.stem for p in data_file("configs").glob("*.json")),
-    ]
     if name.startswith((".", "/", "~")) or folder.exists():
         raise FileNotFoundError(f"{name} is not a model folder: it has no config.json")
+    known = ["tiny", "large", "auto", *sorted(p.stem for p in data_file("configs").glob("*.json"))]
     if "/" not in name and difflib.get_close_matches(name.lower(), known, n=1):
         raise ValueError(suggest(name, known, "size or model"))
     if not online():
         raise ConnectionError(
-            f"{name!r} is not in data/configs and the hub cannot be reached: "
-            f"check the name and the network, or choose from {', '.join(known)}"
+            f"{name!r} is not in data/configs and the hub cannot be reached: check the name and "
+            f"the network, or choose from {', '.join(known)}"
         )
     return AutoConfig.from_pretrained(name), name, name
 
@@ -320,10 +271,10 @@ def _config(name: str):
 @cache
 def online() -> bool:
     """Whether the hub answers within three seconds; never asked when HF_HUB_OFFLINE is set."""
-    if hub.HF_HUB_OFFLINE:
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
         return False
     try:
-        huggingface_hub.get_session().head(hub.ENDPOINT, timeout=3)
+        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=3)
         return True
     except Exception:  # whatever the HTTP library calls it, it means no network
         return False
@@ -334,14 +285,19 @@ def _reachable(hub_id: str) -> bool:
     return isinstance(cached, str) or online()
 
 
+def _cache(name: str) -> Path:
+    """A path below `data/cache/`; the data differ from one Python version to the next."""
+    path = data_file("cache", f"{name}-py{sysconfig.get_python_version()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def _pretrain(workload: Workload, steps: int = 400) -> Path:
     """The folder of the tiny model's weights, trained on first use."""
-    python = sysconfig.get_python_version()
-    folder = data_file("cache", f"{workload.task}-{workload.length}-py{python}")
+    folder = _cache(f"{workload.task}-{workload.length}")
     if not (folder / "model.safetensors").is_file():
         trainer = workload.trainer(max_steps=steps, per_device_train_batch_size=16)
         trainer.train()
-        folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
         trainer.model.save_pretrained(unfinished)
         try:
@@ -352,114 +308,96 @@ def _pretrain(workload: Workload, steps: int = 400) -> Path:
 
 
 # -------------------------------------------------------------------------------------------- data
-def _cached(name: str, build: Callable[[], pa.Table]) -> pa.Table:
-    """A table from `data/cache/`, built on first use and renamed into place when it is whole."""
-    path = data_file("cache", f"{name}-py{sysconfig.get_python_version()}.parquet")
+def _rows(split: str, columns: dict, test: float | int = 0.1) -> datasets.Dataset:
+    """Rows of `input_ids` [samples, length], and the ids as labels where there are no others.
+
+    The last ones are for the test, the others for training.
+    """
+    columns = {"labels": columns["input_ids"]} | columns
+    rows = datasets.Dataset.from_dict(columns).train_test_split(test, shuffle=False)
+    return rows[split].with_format("torch")
+
+
+def _blocks(stream: np.ndarray, length: int) -> np.ndarray:
+    return stream[: len(stream) // length * length].reshape(-1, length)
+
+
+def _random_tokens(classify: bool, length: int, vocabulary: int, split: str) -> datasets.Dataset:
+    """512 samples of random tokens, as in the classic experiment, and 64 for a test."""
+    random = np.random.default_rng(0)
+    columns = {"input_ids": random.integers(100, min(30_000, vocabulary), (576, length))}
+    if classify:
+        columns["labels"] = random.integers(0, 2, 576)
+    return _rows(split, columns, test=64)
+
+
+def _standard_library(classify: bool, length: int, split: str) -> datasets.Dataset:
+    """Python's own source, in a fixed random order: functions or bytes."""
+    path = _cache(f"{'functions' if classify else 'bytes'}-{length}").with_suffix(".parquet")
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        columns = (_functions if classify else _bytes)(length)
+        order = np.random.default_rng(0).permutation(len(columns["input_ids"]))
         unfinished = path.with_suffix(f".{os.getpid()}")
-        pq.write_table(build(), unfinished)
+        table = pa.table({name: list(values[order]) for name, values in columns.items()})
+        pa.parquet.write_table(table, unfinished)
         os.replace(unfinished, path)
     try:
-        return pq.read_table(path)
+        table = pa.parquet.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(
             f"{path} is damaged: delete it and run this again, Python's own source rebuilds it"
         ) from error
+    return _rows(split, {name: table[name].combine_chunks() for name in table.column_names})
 
 
-def _sources(packages: bool) -> Iterator[tuple[str, str]]:
-    """(package, source text) of the standard library's files, without its tests."""
-    root = Path(sysconfig.get_path("stdlib"))
-    folders = PACKAGES if packages else ["."]
-    for package in folders:
-        for path in sorted((root / package).rglob("*.py") if packages else root.glob("*.py")):
-            if not any(part.startswith("test") for part in path.relative_to(root).parts):
-                yield package, path.read_text(encoding="utf-8", errors="ignore")
-
-
-def _dataset(split: str, table: pa.Table) -> datasets.Dataset:
-    """Every tenth row is for the test, the others for training."""
-    tests = np.arange(len(table)) % 10 == 0
-    rows = table.filter(pa.array(tests if split == "test" else ~tests))
-    return datasets.Dataset(rows).with_format("torch")
-
-
-def _table(ids: np.ndarray, labels: np.ndarray | None) -> pa.Table:
-    """Rows in a fixed random order: ids [samples, length], labels [samples], or the ids again."""
-    order = np.random.default_rng(0).permutation(len(ids))
-    columns = {"input_ids": list(ids[order])}
-    columns["labels"] = columns["input_ids"] if labels is None else labels[order]
-    return pa.table(columns)
-
-
-def _functions(length: int, split: str) -> datasets.Dataset:
-    """Functions of eight packages, `length` tokens of each, padded; the label is the package."""
-
-    def build() -> pa.Table:
-        labels, texts = [], []
-        for package, source in _sources(packages=True):
-            lines = source.splitlines()
-            for node in ast.walk(ast.parse(source)):
+def _functions(length: int) -> dict[str, np.ndarray]:
+    """Functions of eight packages, cut or padded to `length` tokens; labels: the package."""
+    labels, texts = [], []
+    for label, package in enumerate(PACKAGES):
+        for path in sorted(Path(sysconfig.get_path("stdlib"), package).rglob("*.py")):
+            lines = path.read_text(encoding="utf-8", errors="ignore").splitlines()
+            if any(part.startswith("test") for part in path.parts[-3:]):
+                continue
+            for node in ast.walk(ast.parse("\n".join(lines))):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
-                    if len(text) >= 80:
-                        texts.append(text)
-                        labels.append(PACKAGES.index(package))
-        tokenizer = ByteLevelBPETokenizer()
-        tokenizer.train_from_iterator(texts, 2000, special_tokens=["<pad>"], show_progress=False)
-        tokenizer.enable_truncation(length)
-        tokenizer.enable_padding(length=length, pad_id=0)
-        ids = np.array([e.ids for e in tokenizer.encode_batch(texts)])
-        return _table(ids, np.array(labels))
-
-    return _dataset(split, _cached(f"functions-{length}", build))
+                    texts.append("\n".join(lines[node.lineno - 1 : node.end_lineno]))
+                    labels.append(label)
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(texts, 2000, special_tokens=["<pad>"], show_progress=False)
+    tokenizer.enable_truncation(length)
+    tokenizer.enable_padding(length=length, pad_id=0)
+    ids = np.array([encoding.ids for encoding in tokenizer.encode_batch(texts)])
+    return {"input_ids": ids, "labels": np.array(labels)}
 
 
-def _bytes(length: int, split: str) -> datasets.Dataset:
+def _bytes(length: int) -> dict[str, np.ndarray]:
     """The standard library's top-level modules as bytes, cut into blocks; 256 ends a file."""
-
-    def build() -> pa.Table:
-        files = [np.frombuffer(s.encode(), np.uint8) for _, s in _sources(packages=False)]
-        stream = np.concatenate([x for f in files for x in (f.astype(np.int64), [256])])
-        return _table(stream[: len(stream) // length * length].reshape(-1, length), None)
-
-    return _dataset(split, _cached(f"bytes-{length}", build))
+    stream = []
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        stream += [np.frombuffer(path.read_bytes(), np.uint8).astype(np.int64), [256]]
+    return {"input_ids": _blocks(np.concatenate(stream), length)}
 
 
-def _random_tokens(length: int, vocabulary: int, classify: bool, split: str) -> datasets.Dataset:
-    """512 samples of random tokens, as in the classic experiment; for a test, 64 others."""
-    random = np.random.default_rng(0 if split == "train" else 1)
-    n = 512 if split == "train" else 64
-    ids = random.integers(100, min(30_000, vocabulary), (n, length))
-    table = _table(ids, random.integers(0, 2, n) if classify else None)
-    return datasets.Dataset(table).with_format("torch")
-
-
-def _texts(table: pd.DataFrame, model: str, length: int, split: str) -> datasets.Dataset:
+def _texts(classify: bool, length: int, table, model: str, split: str) -> datasets.Dataset:
     """A reader's own texts: padded to `length` with a mask, or joined and cut into blocks."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    texts = list(table["text"])
-    if "label" not in table:
-        end = [tokenizer.eos_token_id or 0]
-        stream = np.concatenate([[*tokenizer(t)["input_ids"], *end] for t in texts])
-        return _dataset(
-            split,
-            _table(stream[: len(stream) // length * length].reshape(-1, length), None),
-        )
-    batch = tokenizer(texts, truncation=True, padding="max_length", max_length=length)
-    labels = table["label"].astype("category").cat.codes.to_numpy(np.int64)
-    columns = {k: batch[k] for k in ("input_ids", "attention_mask")}
-    return _dataset(split, pa.table({**columns, "labels": labels}))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    if classify:
+        options = dict(truncation=True, padding="max_length", max_length=length)
+        batch = tokenizer(list(table["text"]), **options)
+        labels = table["label"].astype("category").cat.codes.to_numpy(np.int64)
+        columns = {key: batch[key] for key in ("input_ids", "attention_mask")}
+        return _rows(split, columns | {"labels": labels})
+    end = [tokenizer.eos_token_id or 0]
+    stream = np.concatenate([[*tokenizer(text)["input_ids"], *end] for text in table["text"]])
+    return _rows(split, {"input_ids": _blocks(stream, length)})
 
 
-def _read(data: str, columns: list[str]) -> pd.DataFrame:
+def _read(data: str, columns: list[str]):
     """A reader's own table: a local CSV, JSON or Parquet file, or a data set on the hub."""
-    path, kinds = (
-        Path(data).expanduser(),
-        {".csv": "csv", ".json": "json", ".jsonl": "json"},
+    path = Path(data).expanduser()
+    kind = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}.get(
+        path.suffix
     )
-    kind = (kinds | {".parquet": "parquet"}).get(path.suffix)
     if path.is_file() and kind:
         table = datasets.load_dataset(kind, data_files=str(path), split="train").to_pandas()
     elif kind or data.startswith((".", "/", "~")) or path.exists():
@@ -468,7 +406,7 @@ def _read(data: str, columns: list[str]) -> pd.DataFrame:
         raise ConnectionError(f"data set {data!r}: the hub cannot be reached, give a local file")
     else:
         table = datasets.load_dataset(data, split="train").to_pandas()
-    missing = [c for c in columns if c not in table]
+    missing = [column for column in columns if column not in table]
     if missing:
         raise ValueError(f"{data} has the columns {list(table.columns)}, but no {missing[0]!r}")
     return table

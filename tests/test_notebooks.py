@@ -105,6 +105,9 @@ def figure(alt: str = "Memory grows with the batch") -> NotebookNode:
     return new_output("display_data", data=data, metadata={"image/png": {"alt": alt}})
 
 
+error = new_output("error", ename="E", evalue="no", traceback=["no"])
+
+
 def finish(cells: list[NotebookNode]) -> NotebookNode:
     nb = new_notebook(cells=cells)
     nb.nbformat, nb.nbformat_minor = 4, 5
@@ -121,8 +124,9 @@ def finish(cells: list[NotebookNode]) -> NotebookNode:
     return nb
 
 
-def check(value: int) -> NotebookNode:
-    return new_code_cell(f"{rules.CHECK}\nprint({value})", outputs=[stream(f"{value}\n")])
+def check(value: int, before: str = "import math") -> NotebookNode:
+    source = f"{rules.CHECK}\n{before}\nprint({value})"
+    return new_code_cell(source, outputs=[stream(f"{value}\n")])
 
 
 def good_lesson(number: int, root: Path) -> NotebookNode:
@@ -144,8 +148,9 @@ def good_lesson(number: int, root: Path) -> NotebookNode:
         new_code_cell("draw()", outputs=[figure()]),
         md("## Judge"),
         check(43),
+        new_code_cell("1 / 0", outputs=[error], metadata={"tags": ["raises-exception"]}),
         md("## When not to"),
-        check(44),
+        check(44, "plt.style.use('petroff10')"),
         md("## What the guides say\n\n| claim | verdict |\n|---|---|\n| it helps | yes |"),
         md(f"## Exercises\n\nWorked answers: [solutions](solutions/{stem}.ipynb)"),
     ]
@@ -237,7 +242,6 @@ def html(text: str) -> NotebookNode:
     return new_output("display_data", data={"text/html": text})
 
 
-error = new_output("error", ename="E", evalue="no", traceback=["no"])
 widget = new_output("display_data", data={rules.WIDGET: {}, "text/plain": "Box()"})
 svg = new_output("display_data", data={"image/svg+xml": "<svg/>"})
 C, F = CHECKED_CELL, FIGURE_CELL
@@ -288,6 +292,7 @@ defect(r.title_matches_file, "first line", source(0, "# 01.", "# 02."))
 defect(r.title_matches_file, "2 headings", source(10, "## Judge", "# Judge"))
 defect(r.badge_opens_this_file, "badge", source(0, "01_batch_size", "02_precision"))
 defect(r.badge_opens_this_file, "badge", source(0, "someone", "someone-else"))
+defect(r.badge_opens_this_file, "badge", append(4, "![Open](https://x.org/colab-badge.svg)"))
 defect(r.colab_cell_is_the_generated_one, "first code", source(2, "install -q", "install"))
 defect(r.colab_cell_is_the_generated_one, "second", append(3, "\n!git clone x"))
 defect(r.metadata_is_standard, "GPU", lambda nb, path: nb.metadata.pop("accelerator"))
@@ -344,14 +349,14 @@ defect(
 defect(r.length_is_right, "29 cells", lambda nb, path: nb.update(cells=nb.cells[:29]))
 defect(r.length_is_right, "61 cells", lambda nb, path: nb.update(cells=(nb.cells * 2)[:61]))
 defect(r.length_is_right, "words", append(5, WORDS * 25))
-defect(r.length_is_right, "words", lambda nb, path: [c.update(source="") for c in nb.cells[20:34]])
+defect(r.length_is_right, "words", lambda nb, path: [c.update(source="") for c in nb.cells[21:35]])
 defect(r.exercises_have_solutions, "not the same", rewrite_solution("1.2: try it", "1.2: or not"))
 defect(r.exercises_have_solutions, "not exist", lambda nb, path: first_solution(path).unlink())
-defect(r.exercises_have_solutions, "should read", source(16, "1.1", "1.3"))
-defect(r.exercises_have_solutions, "level 3", source(16, "### Exercise", "## Exercise"))
-defect(r.exercises_have_solutions, "1 exercises", source(16, "Exercise", "Task"))
-defect(r.exercises_have_solutions, "no check cell", lambda nb, path: nb.cells.pop(17))
-defect(r.exercises_have_solutions, "no link", source(15, "solutions/", "other/"))
+defect(r.exercises_have_solutions, "should read", source(17, "1.1", "1.3"))
+defect(r.exercises_have_solutions, "level 3", source(17, "### Exercise", "## Exercise"))
+defect(r.exercises_have_solutions, "1 exercises", source(17, "Exercise", "Task"))
+defect(r.exercises_have_solutions, "no check cell", lambda nb, path: nb.cells.pop(18))
+defect(r.exercises_have_solutions, "no link", source(16, "solutions/", "other/"))
 
 
 @pytest.mark.parametrize(
@@ -378,6 +383,13 @@ def test_a_solution_belongs_to_a_lesson(good_course: Path, tmp_path: Path) -> No
     path = root / "notebooks" / "solutions" / f"{STEMS[1]}.ipynb"
     (root / "notebooks" / path.name).unlink()
     assert rules.belongs_to_a_lesson(rules.read(path), path)
+
+
+def test_a_solution_checks_something(good_course: Path) -> None:
+    path = good_course / "notebooks" / "solutions" / f"{STEMS[1]}.ipynb"
+    nb = rules.read(path)
+    nb.cells[4].source = "print(1)"
+    assert rules.enough_checked_cells(nb, path) == ["0 checked cells, 1 are needed"]
 
 
 def test_every_rule_has_a_planted_defect() -> None:

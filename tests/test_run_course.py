@@ -70,7 +70,7 @@ print(sys.executable)"""
     good = [
         new_markdown_cell("# 00. A good lesson"),
         new_code_cell(record),
-        new_markdown_cell("```\n# no heading\n```\n\n## The picture"),
+        new_markdown_cell("## The picture\n\n```\n# no heading\n```"),
         new_code_cell(show),
         new_code_cell(environment),
     ]
@@ -96,7 +96,14 @@ class Finished:
 def finished(course: Path) -> Finished:
     """Both lessons run once; what the terminal would have shown."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        for name in VARIABLES:  # conftest has set them for this process already
+            patch.delenv(name)
+        patch.setenv("HF_HUB_OFFLINE", "0")  # what a user has set is kept
         status = run_course.main([], root=course, machine="a machine of <tests>")
     return Finished(status, out.getvalue(), err.getvalue())
 
@@ -140,7 +147,7 @@ def test_both_executed_copies_are_written(course: Path, finished: Finished) -> N
 def test_kernels_get_the_variables_and_this_interpreter(course: Path, finished: Finished) -> None:
     cell = nbformat.read(course / "build" / "notebooks" / "01_good.ipynb", 4).cells[-1]
     variables, interpreter = cell.outputs[0].text.splitlines()
-    assert variables == str(VARIABLES)
+    assert variables == str(VARIABLES | {"HF_HUB_OFFLINE": "0"})
     assert interpreter == sys.executable
 
 

@@ -61,7 +61,7 @@ def rewrite_notebook(notebook: nbformat.NotebookNode, path: Path, root: Path = R
     first = notebook.cells[0]
     wanted = badge(path.stem, path.parent.name == "solutions", root)
     if BADGE.search(first.source):
-        first.source = BADGE.sub(lambda _: wanted, first.source, count=1)
+        first.source = BADGE.sub(lambda _: wanted, first.source)
     else:
         title, _, rest = first.source.partition("\n")
         first.source = f"{title}\n\n{wanted}\n{rest}".rstrip()

@@ -9,7 +9,7 @@ import nbformat
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 from traitlets import default
 
 from environment import with_variables
@@ -56,16 +56,21 @@ def runnable(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def first_lines(source: str, count: int = 2) -> str:
-    """The first lines of a cell that say something."""
+    """The first lines of a text that say something."""
     lines = [line.strip() for line in source.splitlines() if line.strip()]
     return " / ".join(lines[:count])
 
 
+def reason(error: Exception) -> str:
+    if isinstance(error, CellExecutionError):
+        return f"{error.ename}: {first_lines(error.evalue, 1)}"
+    if isinstance(error, DeadKernelError):
+        return "the kernel died, most often because the machine ran out of memory"
+    return f"{type(error).__name__}: {error}"
+
+
 def execute(
-    notebook: nbformat.NotebookNode,
-    folder: Path,
-    timeout: int | None = None,
-    after_cell: Callable[[], object] = lambda: None,
+    notebook: nbformat.NotebookNode, folder: Path, after_cell: Callable[[], object] = lambda: None
 ) -> None:
     """Run every cell in place. Raises LessonError with the cell, its first lines and the error."""
     current = {"number": 0, "source": ""}
@@ -75,7 +80,6 @@ def execute(
 
     client = NotebookClient(
         notebook,
-        timeout=timeout,
         kernel_name="python3",
         kernel_manager_class=ThisInterpreter,
         resources={"metadata": {"path": str(folder)}},
@@ -88,17 +92,9 @@ def execute(
     try:
         # What the kernel's process itself says would only tear the progress bar.
         client.execute(env=with_variables(), stderr=subprocess.DEVNULL)
-    except (CellExecutionError, CellTimeoutError, DeadKernelError, RuntimeError) as error:
-        # nbclient answers Ctrl-C by ending the kernel, which then looks like any dead kernel.
+    except Exception as error:
+        # nbclient answers Ctrl-C by ending the kernel and failing in one of several ways.
         if getattr(client, "_async_cleanup_kernel_future", None):
             raise KeyboardInterrupt from None
-        if isinstance(error, CellExecutionError):
-            reason = f"{error.ename}: {error.evalue}"
-        elif isinstance(error, CellTimeoutError):
-            reason = f"it took longer than {timeout} seconds"
-        elif isinstance(error, DeadKernelError):
-            reason = "the kernel died, most often because the machine ran out of memory"
-        else:
-            reason = f"the kernel did not start: {error}"
         place = f"cell [{current['number']}] ({first_lines(current['source'])})"
-        raise LessonError(f"{place} failed: {reason}") from error
+        raise LessonError(f"{place} failed: {reason(error)}") from error

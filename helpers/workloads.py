@@ -171,8 +171,9 @@ def check_settings(settings: dict, on_cpu: bool) -> None:
             raise ValueError(f"{name!r} is called {RENAMED[name]!r} in today's transformers")
         if name not in known:
             raise ValueError(suggest(name, known, "keyword of TrainingArguments"))
-    if settings.get("optim", OptimizerNames.SGD) not in list(OptimizerNames):
-        raise ValueError(suggest(settings["optim"], list(OptimizerNames), "optimizer"))
+    optimizers = [name.value for name in OptimizerNames]
+    if settings.get("optim", "sgd") not in optimizers:
+        raise ValueError(suggest(settings["optim"], optimizers, "optimizer"))
     for name, instead in {"fp16": "use bf16=True (the same bytes)", "tf32": "leave it out"}.items():
         if on_cpu and settings.get(name):
             raise ValueError(

@@ -392,6 +392,12 @@ def test_a_solution_checks_something(good_course: Path) -> None:
     assert rules.enough_checked_cells(nb, path) == ["0 checked cells, 1 are needed"]
 
 
+def test_a_file_name_has_two_digits_and_words(good_course: Path) -> None:
+    path = good_course / "notebooks" / f"{STEMS[1]}.ipynb"
+    problems = rules.title_matches_file(rules.read(path), path.with_name("01-Batch.ipynb"))
+    assert problems == ["the file name is not two digits and words_in_lower_case"]
+
+
 def test_every_rule_has_a_planted_defect() -> None:
     assert {*rules.EVERYWHERE, *rules.LESSONS} == {rule for rule, _, _ in DEFECTS}
 

@@ -45,13 +45,13 @@ def predict_command(options: argparse.Namespace) -> str:
     lines += [f"  {category:17}{gib(n):>12}" for category, n in found.by_category.items()]
     lines.append(f"{'peak allocated':19}{gib(found.peak_allocated):>12}")
     if found.capacity:
-        context = (
-            "context not measured" if found.context is None else f"context {gib(found.context)}"
-        )
+        context = f"CUDA context {gib(found.context)}"
+        if found.context is None:
+            context = "without the CUDA context, not measured on this card"
         verdict = "fits" if found.fits else "does not fit"
         lines.append(f"{'peak reserved':19}{gib(found.peak_reserved):>12}")
         lines.append(f"{'used':19}{gib(found.used):>12}  ({context})")
-        lines.append(f"It {verdict} the card's {gib(found.capacity)}.")
+        lines.append(f"It {verdict} the card's {gib(found.capacity)}, the CUDA context counted in.")
     return "\n".join(lines + ([found.note] if found.note else []))
 
 

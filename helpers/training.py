@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 from .hardware import device
 from .memory import free, live_bytes, measure
 from .runs import Run
-from .workloads import OPTIMIZER_INSTANCE, Workload, check_settings
+from .workloads import OFFLINE, OPTIMIZER_INSTANCE, Workload, check_settings
 
 WARM_UP = 2  # steps that are not timed: the first ones set up kernels and optimizer states
 STEPS = 12
@@ -100,7 +100,7 @@ def train(
             used=usage.used,
             losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
             after=after(trainer) if after else None,
-            note=workload.note,
+            note=OFFLINE if OFFLINE in workload.note else "",
         )
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):

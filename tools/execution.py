@@ -85,13 +85,14 @@ def execute(
         resources={"metadata": {"path": str(folder)}},
         on_cell_execute=started,
         on_cell_executed=lambda **_: after_cell(),
-        store_widget_state=False,
         record_timing=False,
         coalesce_streams=True,
     )
     try:
         # What the kernel's process itself says would only tear the progress bar.
         client.execute(env=with_variables(), stderr=subprocess.DEVNULL)
+        # nbclient needs the widgets' state while it runs; stored, it breaks the page on GitHub.
+        notebook.metadata.pop("widgets", None)
     except Exception as error:
         # nbclient answers Ctrl-C by ending the kernel and failing in one of several ways.
         if getattr(client, "_async_cleanup_kernel_future", None):

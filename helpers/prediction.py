@@ -61,8 +61,8 @@ class Prediction:
     capacity: int | None = None  # memory of the card
     seconds: float = 0.0  # that the prediction took
     note: str = ""
-    # One step, the last: bytes [events, categories] after each birth or death of a tensor, and
-    # where each phase of the step starts, as (event, "forward" | "backward" | "optimizer step").
+    # The last step, to its end: bytes [events, categories] after each birth or death of a tensor,
+    # and where each phase starts: (event, "forward" | "backward" | "optimizer step").
     timeline: np.ndarray = field(default=None, repr=False)
     phases: list[tuple[int, str]] = field(default_factory=list, repr=False)
 
@@ -533,12 +533,12 @@ def _replay(trace: Trace, card: GPU | None) -> dict[str, Any]:
     phases = [(max(0, at + shift + 1), name) for at, name in trace.phases]
     ends = [k for k, (_, name) in enumerate(phases) if name == "between steps"]
     first, last = (ends[-2] + 1, ends[-1]) if len(ends) > 1 else (0, len(phases) - 1)
-    begin, end = (phases[first][0], phases[last][0]) if phases else (0, len(bytes_now))
+    begin = phases[first][0] if phases else 0
     return {
         "peak_allocated": int(bytes_now[top].sum()),
         "by_category": dict(zip(CATEGORIES, bytes_now[top].tolist(), strict=True)),
         "peak_by_category": dict(zip(CATEGORIES, bytes_now.max(axis=0).tolist(), strict=True)),
         "peak_reserved": allocator.peak if card else None,
-        "timeline": bytes_now[begin:end].copy(),
+        "timeline": bytes_now[begin:].copy(),
         "phases": [(at - begin, name) for at, name in phases[first:last]],
     }

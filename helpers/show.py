@@ -66,7 +66,8 @@ def timeline(prediction, alt: str, title: str = "") -> None:
     top = data.sum(axis=1).max()
     for at, phase in prediction.phases:
         ax.axvline(at, color="black", linewidth=0.8)
-        ax.text(at, top * 1.03, f" {phase}", fontsize=8)
+        side = "right" if at > 0.8 * len(data) else "left"  # the last label must not leave the axes
+        ax.text(at, top * 1.03, f" {phase} ", fontsize=8, ha=side)
     ax.set(xlim=(0, len(data)), ylim=(0, top * 1.12), ylabel="GiB allocated", title=title)
     ax.set_xlabel("one step, operation by operation (not to the scale of time)")
     fig.legend(ncols=len(CATEGORIES), loc="outside lower center", frameon=False, fontsize=8)

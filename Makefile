@@ -1,0 +1,46 @@
+# make run      run the lessons on this machine and write build/report.html
+# make test     run every test and every notebook
+# LESSONS="01 02" does a part. PYTHON=python uses an environment of your own.
+LESSONS ?=
+SYSTEM_PYTHON ?= python3
+empty :=
+space := $(empty) $(empty)
+
+ifndef PYTHON
+PYTHON := .venv/bin/python
+ENVIRONMENT := .venv/installed
+endif
+
+.PHONY: install run lab test outputs format benchmark
+
+install: $(ENVIRONMENT)
+
+.venv/installed: pyproject.toml constraints.txt
+	@$(SYSTEM_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'The course needs Python 3.11 or newer: make install SYSTEM_PYTHON=python3.12'; exit 1; }
+	@echo 'Installing into .venv: about 2 GB, a few minutes.'
+	$(SYSTEM_PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet -c constraints.txt -e '.[lab,test]'
+	@touch $@
+
+run: $(ENVIRONMENT)
+	$(PYTHON) tools/run_course.py --lessons "$(LESSONS)"
+
+lab: $(ENVIRONMENT)
+	$(PYTHON) -m jupyterlab --preferred-dir notebooks
+
+test: $(ENVIRONMENT)
+	$(PYTHON) -m pytest $(if $(LESSONS),-k "$(subst $(space), or ,$(strip $(LESSONS:%=%_)))")
+
+# Recorded predictions first, because the lessons read them. A part refreshes notebooks only.
+outputs: $(ENVIRONMENT)
+	$(if $(LESSONS),,$(PYTHON) tools/record_predictions.py)
+	$(PYTHON) tools/refresh_outputs.py --lessons "$(LESSONS)"
+	$(PYTHON) tools/address.py
+
+format: $(ENVIRONMENT)
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+benchmark: $(ENVIRONMENT)
+	$(PYTHON) tests/benchmarks/trainer_overhead.py

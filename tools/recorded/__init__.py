@@ -1,0 +1,1 @@
+"""The recorded predictions, by the lesson that reads them."""

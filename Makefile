@@ -1,7 +1,10 @@
 # make run      run the lessons on this machine and write build/report.html
 # make test     run every test and every notebook
+# make gpu      measure everything on this machine's GPU (DEVICE=cpu proves the kit without one)
 # LESSONS="01 02" does a part. PYTHON=python uses an environment of your own.
 LESSONS ?=
+SECTIONS ?=
+DEVICE ?= cuda
 SYSTEM_PYTHON ?= python3
 empty :=
 space := $(empty) $(empty)
@@ -11,7 +14,7 @@ PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/installed
 endif
 
-.PHONY: install run lab test outputs format benchmark
+.PHONY: install run lab test outputs gpu format benchmark
 
 install: $(ENVIRONMENT)
 
@@ -37,6 +40,9 @@ outputs: $(ENVIRONMENT)
 	$(if $(LESSONS),,$(PYTHON) tools/record_predictions.py)
 	$(PYTHON) tools/refresh_outputs.py --lessons "$(LESSONS)"
 	$(PYTHON) tools/address.py
+
+gpu: $(ENVIRONMENT)
+	$(PYTHON) tools/gpu_kit.py $(SECTIONS) --device $(DEVICE)
 
 format: $(ENVIRONMENT)
 	$(PYTHON) -m ruff check --fix .

@@ -5,9 +5,12 @@ import ast
 import json
 import sys
 
+import pandas as pd
+
 from . import workloads
 from .hardware import gib, versions
 from .prediction import predict
+from .runs import load
 
 TASKS = tuple(workloads.MODELS)
 
@@ -55,6 +58,27 @@ def predict_command(options: argparse.Namespace) -> str:
     return "\n".join(lines + ([found.note] if found.note else []))
 
 
+def report_command(options: argparse.Namespace) -> str:
+    """How well the predictions met what was measured, by card, section and kind of memory."""
+    rows = pd.read_csv(options.rows) if options.rows else load("measured")
+    if rows.empty:
+        return "No run of ours was measured on a GPU yet: python tools/gpu_kit.py does it."
+    lines = [f"{'card':24} {'section':10} {'memory':10} rows  median    95 %   worst  (of error)"]
+    for (card, section), group in rows.groupby(["card", "section"], sort=False):
+        for kind in ("allocated", "reserved"):
+            errors = group[f"error_{kind}"].dropna().abs().mul(100)
+            if len(errors):
+                numbers = (errors.median(), errors.quantile(0.95), errors.max())
+                shares = "".join(f"{n:6.2f} %" for n in numbers)
+                lines.append(f"{card[:24]:24} {section:10} {kind:10} {len(errors):4}{shares}")
+    off = rows[rows["error_allocated"].abs() > 0.03]
+    lines += [
+        f"off by {100 * r.error_allocated:+.1f} %: {r.card}, {r.run}" for r in off.itertuples()
+    ]
+    rest = rows[rows["outcome"] != "measured"]
+    return "\n".join(lines + [f"{r.card}, {r.run}: {r.outcome}" for r in rest.itertuples()])
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m helpers", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -69,9 +93,13 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--length", type=int, help="tokens in a sample")
     command.add_argument("--gpu", default="here", help="a card of data/gpus.csv, cpu, or here")
     command.add_argument("--json", action="store_true")
+    command.set_defaults(run=predict_command)
+    command = commands.add_parser("report", help="compare predictions with recorded measurements")
+    command.add_argument("--rows", help="a table of rows instead of those in data/measurements")
+    command.set_defaults(run=report_command)
     options, options.settings = parser.parse_known_args(arguments)
     try:
-        print(predict_command(options))
+        print(options.run(options))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

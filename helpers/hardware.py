@@ -14,8 +14,9 @@ import psutil
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
-# It tells owners of some CPUs, on every import, of a kernel that no lesson needs.
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+for library in ("bitsandbytes", "torchao", "torch.utils._pytree"):
+    # On import they report kernels and type registrations that no lesson needs.
+    logging.getLogger(library).setLevel(logging.ERROR)
 GIB = 2**30
 # Lowest compute capability with hardware for each feature (CUDA C++ Programming Guide, "Compute
 # Capabilities"). A T4 (7.5) computes bf16 by emulation, which is slow: that is not support.

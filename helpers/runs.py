@@ -140,10 +140,15 @@ def record(lesson: str, *items) -> Path:
 def load(name: str) -> pd.DataFrame:
     """Recorded rows: `data/<name>.csv` or `data/measurements/<name>.csv`.
 
+    "measured" gathers our own rows of all cards; it is empty until one was measured.
     FileNotFoundError names the tables there are.
     """
     folder = data_file()
     tables = {p.stem: p for p in [*folder.glob("*.csv"), *folder.glob("measurements/*.csv")]}
+    if name == "measured":
+        ours = [pd.read_csv(p) for p in sorted(folder.glob("measurements/*.csv"))]
+        ours = [table for table in ours if "card" in table]
+        return pd.concat(ours, ignore_index=True) if ours else pd.DataFrame(columns=["card"])
     if name not in tables:
         raise FileNotFoundError(suggest(name, sorted(tables), "table of recorded rows"))
     return pd.read_csv(tables[name])

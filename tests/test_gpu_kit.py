@@ -1,0 +1,118 @@
+"""The GPU kit, run on a CPU at tiny sizes; what it records is never lost and never a GPU's."""
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gpu_kit
+import helpers
+from helpers.__main__ import main as command
+
+
+def rows(folder: Path) -> list[dict]:
+    with (folder / "cpu.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def run(folder: Path, *arguments: str) -> int:
+    return gpu_kit.main([*arguments, "--device", "cpu", "--output", str(folder)])
+
+
+def test_it_runs_from_end_to_end_on_a_cpu(tmp_path, monkeypatch, capsys):
+    said = "import sys; print('ran', len(sys.argv))"
+    monkeypatch.setattr(gpu_kit, "COMMANDS", {"lessons": ["-c", said], "overhead": ["-c", said]})
+    assert run(tmp_path, "--limit", "3") == 0
+    found = rows(tmp_path)
+    assert [row["section"] for row in found] == ["classic"] * 3 + ["matrix"] * 3
+    for row in found:
+        assert row["outcome"] == "measured" and row["card"] == "cpu" and row["driver"] == ""
+        # oneDNN's scratch space for bf16, which no fake tensor shows, weighs most at batch 1.
+        assert abs(float(row["error_allocated"])) < (0.02 if "bf16" in row["settings"] else 0.005)
+    assert not list((gpu_kit.ROOT / "data" / "measurements").glob("cpu*"))
+    assert command(["report", "--rows", str(tmp_path / "cpu.csv")]) == 0
+    assert "classic    allocated     3" in capsys.readouterr().out
+
+
+def test_a_second_start_goes_on_and_appends(tmp_path):
+    assert run(tmp_path, "classic", "--limit", "1") == 0
+    first = (tmp_path / "cpu.csv").read_text()
+    assert run(tmp_path, "classic", "--limit", "1") == 0
+    assert (tmp_path / "cpu.csv").read_text() == first
+    assert run(tmp_path, "classic", "--limit", "1", "--again") == 0
+    assert (tmp_path / "cpu.csv").read_text().startswith(first) and len(rows(tmp_path)) == 2
+
+
+def test_failures_are_rows(tmp_path, monkeypatch):
+    outcomes = iter([torch.OutOfMemoryError("full"), RuntimeError("broken kernel")])
+
+    def fail(*_, **__):
+        raise next(outcomes)
+
+    monkeypatch.setattr(helpers, "train", fail)
+    assert run(tmp_path, "classic", "--limit", "2") == 0
+    found = [row["outcome"] for row in rows(tmp_path)]
+    assert found == ["out of memory", "failed: RuntimeError: broken kernel"]
+
+
+def test_what_is_missing_is_named_and_skipped(tmp_path, monkeypatch, capsys):
+    jobs = [
+        gpu_kit.Job("new", "large", {"a_keyword_of_tomorrow": True}),
+        gpu_kit.Job("needs", "large", {}, needs=("bitsandbytes",)),
+    ]
+    monkeypatch.setattr(gpu_kit, "SECTIONS", {"matrix": lambda: iter(jobs)})
+    monkeypatch.setattr(gpu_kit, "missing", lambda names: [n for n in names if n == "bitsandbytes"])
+    assert run(tmp_path, "matrix") == 0
+    found = [row["outcome"] for row in rows(tmp_path)]
+    assert found[0].startswith("skipped: a_keyword_of_tomorrow is missing")
+    assert found[1].startswith("skipped: bitsandbytes is missing")
+    assert "without 8-bit optimizers" in capsys.readouterr().out
+
+
+def test_skipped_rows_are_tried_again(tmp_path):
+    record = gpu_kit.Record(tmp_path / "cpu.csv", {"torch": "1", "transformers": "1"})
+    record.add("matrix", "a", outcome="skipped: nothing here")
+    record.add("matrix", "b", outcome="measured")
+    again = gpu_kit.Record(tmp_path / "cpu.csv", {})
+    assert again.done == {("matrix", "b", "1", "1")}
+
+
+def test_a_table_of_another_make_is_left_alone(tmp_path):
+    (tmp_path / "cpu.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(SystemExit, match="move it away"):
+        run(tmp_path, "classic", "--limit", "1")
+    assert (tmp_path / "cpu.csv").read_text() == "a,b\n1,2\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["nonsense"], "no section 'nonsense'"),
+        (["--wheels", "nowhere"], "no wheels in nowhere"),
+        (["classic", "--device", "cuda"], "no CUDA card here"),
+    ],
+)
+def test_bad_input_gets_one_sentence(arguments, sentence, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("for machines without a GPU")
+    assert gpu_kit.main(arguments) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_wheels_are_installed_and_the_kit_starts_again_with_them(tmp_path, monkeypatch):
+    (tmp_path / "a-1-py3-none-any.whl").touch()
+    calls = []
+    done = type("Done", (), {"returncode": 0})
+    monkeypatch.setattr(gpu_kit.subprocess, "run", lambda c, **k: calls.append((c, k)) or done)
+    assert gpu_kit.main(["classic", "--wheels", str(tmp_path), "--again"]) == 0
+    assert "--no-index" in calls[0][0] and calls[0][0][-1].endswith("a-1-py3-none-any.whl")
+    assert calls[1][0][2:] == ["classic", "--again"] and "site" in calls[1][1]["env"]["PYTHONPATH"]
+    assert calls[1][0][0] == sys.executable
+
+
+def test_there_are_enough_configurations():
+    assert len(list(gpu_kit.classic())) == 18
+    names = [job.run for job in gpu_kit.matrix()]
+    assert len(names) >= 40 and len(set(names)) == len(names)

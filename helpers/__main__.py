@@ -12,6 +12,12 @@ from .hardware import gib, versions
 from .prediction import predict
 from .runs import load
 
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise ValueError(message)  # one sentence, like any other bad input
+
+
 TASKS = tuple(workloads.MODELS)
 
 
@@ -80,8 +86,8 @@ def report_command(options: argparse.Namespace) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m helpers", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = Parser(prog="python -m helpers", description=__doc__)
+    commands = parser.add_subparsers(metavar="predict or report", required=True)
     command = commands.add_parser(
         "predict",
         help="predict the peak memory of training",
@@ -97,8 +103,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = commands.add_parser("report", help="compare predictions with recorded measurements")
     command.add_argument("--rows", help="a table of rows instead of those in data/measurements")
     command.set_defaults(run=report_command)
-    options, options.settings = parser.parse_known_args(arguments)
     try:
+        options, options.settings = parser.parse_known_args(arguments)
         print(options.run(options))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -4,7 +4,6 @@ import difflib
 import importlib.metadata
 import logging
 import platform
-import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -34,7 +33,7 @@ def gib(n: float | None) -> str:
     if n is None:
         return "-"
     n = n / GIB
-    return f"{n:,.2f} GiB" if abs(n) >= 1 or n == 0 else f"{n:.3g} GiB"
+    return f"{n:,.2f} GiB" if round(abs(n), 3) >= 1 or n == 0 else f"{n:.3g} GiB"
 
 
 def suggest(word, choices, what: str) -> str:
@@ -96,18 +95,10 @@ def gpu(name: str) -> GPU:
 
 
 def this_gpu() -> GPU:
-    """The CUDA card in this machine, with the facts of the best match in `data/gpus.csv`."""
-    found = torch.cuda.get_device_properties(0)
-    words = set(found.name.upper().replace("-", " ").split())
-    fits = [  # the same words and about the same memory; the longest name says most
-        card
-        for card in _gpus(data_file("gpus.csv")).values()
-        if set(re.sub(r"-?\d+GB", "", card.name.upper()).replace("-", " ").split()) <= words
-        and abs(card.memory / found.total_memory - 1) < 0.1
-    ]
-    best = max(fits, key=lambda card: len(card.name), default=None)
-    name, facts = (best.name, best.facts) if best else (found.name, {})
-    return GPU(name, found.total_memory, (found.major, found.minor), None, facts)
+    """The CUDA card in this machine, as the driver describes it."""
+    card = torch.cuda.get_device_properties(0)
+    facts = {"sms": card.multi_processor_count}
+    return GPU(card.name, card.total_memory, (card.major, card.minor), None, facts)
 
 
 def device() -> torch.device:

@@ -63,6 +63,7 @@ def measure() -> Iterator[Usage]:
     On an accelerator this is its caching allocator's own high-water mark. On a CPU it is the sum
     of the events of torch's allocator, logged by `torch.profiler`, plus the tensors alive at the
     start: exact, but it keeps some thousand events a step, so measure a few steps, not an epoch.
+    What was alive before and is freed inside still counts, since the log begins with the block.
     """
     kind = device().type
     usage = Usage(kind)

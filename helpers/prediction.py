@@ -7,14 +7,14 @@ the choices that CUDA makes differently are put in by hand (`cuda_choices`), eac
 """
 
 import bisect
-import contextlib
 import math
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import masking_utils
+from transformers.training_args import OptimizerNames
 
 from . import hardware
 from .hardware import GPU, device, forget_accelerate, supports, this_gpu
@@ -52,7 +53,7 @@ class Prediction:
     name: str
     workload: str
     device: str
-    settings: dict[str, Any]
+    settings: dict
     peak_allocated: int
     by_category: dict[str, int]
     peak_by_category: dict[str, int]
@@ -97,9 +98,9 @@ class Trace(TorchDispatchMode):
         if not self.phases or self.phases[-1][1] != name:
             self.phases.append((len(self.events), name))
 
-    def see(self, tensor, kind: str | None = None) -> int | None:
+    def see(self, tensor, kind: str | None = None) -> None:
         if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
-            return None
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         i = self.ids.get(key)
@@ -109,11 +110,9 @@ class Trace(TorchDispatchMode):
             self.events.append(i)
             # Born in backward with gradients on: a checkpointed layer is being recomputed.
             recomputed = in_backward() != -1 and torch.is_grad_enabled()
-            self.kind.append(kind or ("activations" if recomputed else None))
+            self.kind.append("activations" if recomputed else None)
             weakref.finalize(storage, self.died, i, key)
-        elif kind:
-            self.kind[i] = kind
-        return i
+        self.kind[i] = kind or self.kind[i]
 
     def died(self, i: int, key: int) -> None:
         self.ids.pop(key, None)
@@ -136,7 +135,7 @@ class Trace(TorchDispatchMode):
             self.size[self.ids[out.untyped_storage()._cdata]] = out.numel()
         return out
 
-    @contextlib.contextmanager
+    @contextmanager
     def watch(self) -> Iterator[None]:
         """Label parameters, gradients and optimizer states, and mark the phases of each step."""
         known = weakref.WeakSet()
@@ -251,21 +250,7 @@ def _in_float32(op) -> Callable:
     return run
 
 
-def _save_on_host(trace: Trace) -> Callable:
-    """`save_on_cpu.__init__`: saved tensors go to the host and come back as new GPU tensors."""
-
-    def init(self, *_, **__):
-        def pack(tensor):
-            copy = torch.empty_like(tensor)
-            trace.see(copy, HOST)
-            return copy
-
-        torch.autograd.graph.saved_tensors_hooks.__init__(self, pack, torch.empty_like)
-
-    return init
-
-
-@contextlib.contextmanager
+@contextmanager
 def cuda_choices(trace: Trace, flash: bool) -> Iterator[None]:
     """Make fake CPU tensors take CUDA's way: attention, autocast, optimizers, host copies."""
     library = torch.library.Library("aten", "IMPL")
@@ -273,29 +258,28 @@ def cuda_choices(trace: Trace, flash: bool) -> Iterator[None]:
         packet, _, overload = name.partition(".")
         op = getattr(getattr(aten, packet), overload or "default")
         library.impl(name, _in_float32(op), "AutocastCPU")
-    save_on_cpu = torch.autograd.graph.save_on_cpu
+    saved = torch.autograd.graph
+
+    def to_host(tensor):
+        copy = torch.empty_like(tensor)
+        trace.see(copy, HOST)
+        return copy
+
+    def save_on_cpu(self, *_, **__):  # what comes back from the host is a new tensor on the GPU
+        saved.saved_tensors_hooks.__init__(self, to_host, torch.empty_like)
+
     # Optimizers update all parameters at once (foreach) by default on CUDA, never on a CPU.
     optimizers._foreach_supported_types.append(FakeTensor)
     try:
         with (
-            _patched(F, "scaled_dot_product_attention", _attention(flash)),
-            _patched(optimizers, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
-            _patched(save_on_cpu, "__init__", _save_on_host(trace)),
+            patch.object(F, "scaled_dot_product_attention", _attention(flash)),
+            patch.object(optimizers, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
+            patch.object(saved.save_on_cpu, "__init__", save_on_cpu),
         ):
             yield
     finally:
         optimizers._foreach_supported_types.remove(FakeTensor)
         library._destroy()
-
-
-@contextlib.contextmanager
-def _patched(owner, name: str, value) -> Iterator[None]:
-    real = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, real)
 
 
 def _apply(self, fn: Callable, recurse: bool = True):
@@ -376,18 +360,17 @@ class Allocator:
 
 
 # --------------------------------------------------------------------------------------- predict
-REFUSED = {
+REFUSED = {  # settings by how their names begin
     "torch_compile": "compiled code plans its own memory",
-    "torch_compile_backend": "compiled code plans its own memory",
     "use_liger_kernel": "Triton kernels cannot run on fake tensors",
     "torch_empty_cache_steps": "the allocator model never gives memory back",
     "deepspeed": "its kernels cannot run on fake tensors",
     "fsdp": "one process is predicted, not several",
 }
-REFUSED_OPTIMIZERS = ("adamw_torch_8bit", "adamw_torch_4bit")
+REFUSED_OPTIMIZERS = ("adamw_torch_8bit", "adamw_torch_4bit")  # torchao's
 # What has no bearing on the peak of a step, or would read real data, is replaced.
 TWO_STEPS = dict(use_cpu=True, max_steps=2, save_strategy="no", eval_strategy="no")
-TWO_STEPS |= dict(load_best_model_at_end=False, auto_find_batch_size=False)
+TWO_STEPS |= dict(load_best_model_at_end=False, eval_on_start=False, auto_find_batch_size=False)
 TWO_STEPS |= dict(dataloader_num_workers=0, dataloader_prefetch_factor=None)
 TWO_STEPS |= dict(dataloader_persistent_workers=False, dataloader_pin_memory=False)
 
@@ -432,14 +415,14 @@ def predict(
 
     began, trace = time.perf_counter(), Trace(cuda=card is not None)
     flash = card is not None and supports("flash_attention", card)
-    choices = cuda_choices(trace, flash) if card else contextlib.nullcontext()
+    choices = cuda_choices(trace, flash) if card else nullcontext()
     forget_accelerate()
     try:
         with (
             warnings.catch_warnings(action="ignore"),  # of libraries that look for tensors' data
-            _patched(torch.nn.Module, "_apply", _apply),
+            patch.object(torch.nn.Module, "_apply", _apply),
             # Position ids without values look like several sequences packed in one, with a mask.
-            _patched(masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
+            patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
             FakeTensorMode(),
             trace,
             trace.watch(),
@@ -456,7 +439,7 @@ def predict(
     finally:
         forget_accelerate()
     trace.events = events
-    title = workload.title if is_workload else workload.__name__
+    title = workload.title if is_workload else getattr(workload, "__name__", "function")
     prediction = Prediction(
         name=name or title,
         workload=title,
@@ -481,11 +464,12 @@ def _card(name: str) -> GPU | None:
 def _fake_arguments(workload: Workload, settings: dict, card: GPU | None) -> tuple[dict, str]:
     """The settings for the run on fake tensors, and a note where they stand for something else."""
     check_settings(settings, on_cpu=card is None)
-    for key, reason in REFUSED.items():
-        if settings.get(key):
-            raise ValueError(f"{key} cannot be predicted: {reason}; measure it with train")
-    if settings.get("optim") in REFUSED_OPTIMIZERS:
-        raise ValueError(f"optim={settings['optim']!r} cannot be predicted: measure it with train")
+    for key, value in settings.items():
+        why = next((why for name, why in REFUSED.items() if value and key.startswith(name)), "")
+        if key == "optim" and OptimizerNames(value).value in REFUSED_OPTIMIZERS:
+            why = f"{OptimizerNames(value).value} compiles its step"
+        if why:
+            raise ValueError(f"{key} cannot be predicted: {why}; measure it with train")
     arguments, note = dict(settings), ""
     if card is not None:
         if arguments.get("bf16") and not supports("bf16", card):
@@ -504,7 +488,7 @@ def _workspace(card: GPU) -> int:
     return 2 * (32 * MiB if card.capability >= (9, 0) else 8519680)
 
 
-def _replay(trace: Trace, card: GPU | None) -> dict[str, Any]:
+def _replay(trace: Trace, card: GPU | None) -> dict:
     """The peaks and the timeline of a finished trace."""
     kinds, start = trace.labels(), trace.started or 0
     unit = 512 if card else 1

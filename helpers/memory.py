@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .hardware import device, forget_accelerate, gib
+from .hardware import device, forget_libraries, gib
 
 __all__ = ["Usage", "driver_used", "free", "gib", "live_bytes", "measure"]
 
@@ -111,4 +111,4 @@ def free() -> None:
     gc.collect()
     if device().type != "cpu":
         torch.accelerator.empty_cache()
-    forget_accelerate()
+    forget_libraries()

@@ -28,7 +28,7 @@ from transformers import masking_utils
 from transformers.training_args import OptimizerNames
 
 from . import hardware
-from .hardware import GPU, device, forget_accelerate, supports, this_gpu
+from .hardware import GPU, device, forget_libraries, supports, this_gpu
 from .runs import CATEGORIES
 from .workloads import OPTIMIZER_INSTANCE, Workload, check_settings
 
@@ -164,7 +164,10 @@ class Trace(TorchDispatchMode):
         def after(optimizer, *_):
             # bitsandbytes pages states of 100,000 values and more (optim/optimizer.py).
             paged = getattr(optimizer, "is_paged", False)
-            for tensor in (t for s in optimizer.state.values() for t in tree_leaves(s)):
+            leaves = [leaf for state in optimizer.state.values() for leaf in tree_leaves(state)]
+            # GaLore and APOLLO keep their projections in objects of their own.
+            leaves += [inner for leaf in leaves for inner in getattr(leaf, "__dict__", {}).values()]
+            for tensor in leaves:
                 big = paged and isinstance(tensor, torch.Tensor) and tensor.numel() >= 100_000
                 self.see(tensor, HOST if big and self.cuda else "optimizer states")
             self.phase("between steps")
@@ -367,7 +370,8 @@ REFUSED = {  # settings by how their names begin
     "deepspeed": "its kernels cannot run on fake tensors",
     "fsdp": "one process is predicted, not several",
 }
-REFUSED_OPTIMIZERS = ("adamw_torch_8bit", "adamw_torch_4bit")  # torchao's
+REFUSED_OPTIMIZERS = dict.fromkeys(("adamw_torch_8bit", "adamw_torch_4bit"), "it is compiled")
+REFUSED_OPTIMIZERS["grokadamw"] = "it keeps states on the host, out of sight"
 # What has no bearing on the peak of a step, or would read real data, is replaced.
 TWO_STEPS = dict(use_cpu=True, max_steps=2, save_strategy="no", eval_strategy="no")
 TWO_STEPS |= dict(load_best_model_at_end=False, eval_on_start=False, auto_find_batch_size=False)
@@ -416,7 +420,7 @@ def predict(
     began, trace = time.perf_counter(), Trace(cuda=card is not None)
     flash = card is not None and supports("flash_attention", card)
     choices = cuda_choices(trace, flash) if card else nullcontext()
-    forget_accelerate()
+    forget_libraries()
     try:
         with (
             warnings.catch_warnings(action="ignore"),  # of libraries that look for tensors' data
@@ -437,7 +441,7 @@ def predict(
             ) from error
         raise
     finally:
-        forget_accelerate()
+        forget_libraries()
     trace.events = events
     title = workload.title if is_workload else getattr(workload, "__name__", "function")
     prediction = Prediction(
@@ -467,7 +471,7 @@ def _fake_arguments(workload: Workload, settings: dict, card: GPU | None) -> tup
     for key, value in settings.items():
         why = next((why for name, why in REFUSED.items() if value and key.startswith(name)), "")
         if key == "optim" and OptimizerNames(value).value in REFUSED_OPTIMIZERS:
-            why = f"{OptimizerNames(value).value} compiles its step"
+            why = REFUSED_OPTIMIZERS[OptimizerNames(value).value]
         if why:
             raise ValueError(f"{key} cannot be predicted: {why}; measure it with train")
     arguments, note = dict(settings), ""

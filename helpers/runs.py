@@ -59,7 +59,13 @@ class Run:
 
 def settings_text(settings: dict[str, Any]) -> str:
     """Settings as they are recorded: `a=1; b=True`, functions by their name."""
-    return "; ".join(f"{k}={getattr(v, '__name__', v)}" for k, v in settings.items())
+
+    def text(value) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{k}: {text(v)}" for k, v in value.items()) + "}"
+        return str(getattr(value, "__name__", value))
+
+    return "; ".join(f"{key}={text(value)}" for key, value in settings.items())
 
 
 def row(item) -> dict[str, Any]:

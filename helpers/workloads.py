@@ -47,6 +47,7 @@ RENAMED = {
     "warmup_ratio": "warmup_steps",
     "group_by_length": "train_sampling_strategy",
     "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
     "batch_size": "per_device_train_batch_size",
 }
 
@@ -184,6 +185,10 @@ def check_settings(settings: dict, on_cpu: bool) -> None:
     optimizers = [name.value for name in OptimizerNames]
     if settings.get("optim", "sgd") not in optimizers:
         raise ValueError(suggest(settings["optim"], optimizers, "optimizer"))
+    if on_cpu and (settings.get("activation_checkpointing_kwargs") or {}).get("offload"):
+        raise ValueError(
+            "a CPU has nowhere to offload to: leave offload out, or predict for a card"
+        )
     for name, instead in {"fp16": "use bf16=True (the same bytes)", "tf32": "leave it out"}.items():
         if on_cpu and settings.get(name):
             raise ValueError(
@@ -261,9 +266,10 @@ def _workload(task, size, data=None, length=None, pretrained=False, seed=0) -> W
 def _tiny_config(classify: bool, length: int):
     shape = dict(hidden_size=128, num_hidden_layers=2, num_attention_heads=4)
     shape |= dict(max_position_embeddings=length, intermediate_size=512 if classify else 384)
+    shape["use_cache"] = False
     if classify:
         return transformers.BertConfig(vocab_size=2000, num_labels=len(PACKAGES), **shape)
-    return transformers.LlamaConfig(vocab_size=257, use_cache=False, **shape)
+    return transformers.LlamaConfig(vocab_size=257, **shape)
 
 
 def _config(name: str):

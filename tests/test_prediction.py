@@ -521,7 +521,7 @@ def surroundings():
 
 @pytest.mark.parametrize("card", ["cpu", "A100-80GB"])
 def test_everything_is_put_back(card, llama):
-    hardware.forget_accelerate()
+    hardware.forget_libraries()
     before = surroundings()
     predict(llama, gpu=card, bf16=True, **BATCH)
     assert surroundings() == before

@@ -1,0 +1,33 @@
+"""Lesson 07: a step of two models on a T4, one sample of 512 tokens, under each optimizer."""
+
+import itertools
+from collections.abc import Iterator
+
+from helpers import language_modelling, predict, text_classification
+
+MODELS = {
+    "bert-large-uncased": text_classification,
+    "tinyllama-1.1b": language_modelling,
+}
+LOW_RANK = {"optim_target_modules": "all-linear", "optim_args": "rank=128"}
+OPTIMIZERS = {
+    name: {}
+    for name in (
+        "adamw_torch_fused adamw_torch ademamix schedule_free_adamw rmsprop lion_32bit sgd "
+        "adamw_bnb_8bit paged_adamw_8bit lion_8bit adafactor lomo"
+    ).split()
+} | {"galore_adamw": LOW_RANK, "apollo_adamw": LOW_RANK}
+
+
+def optimizers() -> Iterator[tuple]:
+    for model, name in itertools.product(MODELS, OPTIMIZERS):
+
+        def run(model=model, name=name):
+            workload = MODELS[model](model, length=512)
+            settings = {"per_device_train_batch_size": 1, "optim": name, **OPTIMIZERS[name]}
+            return predict(workload, gpu="T4", **settings)
+
+        yield model, name, run
+
+
+SETS = (optimizers,)

@@ -30,11 +30,14 @@ FEATURES = {
 
 
 def gib(n: float | None) -> str:
-    """Bytes as text in GiB (2**30): two decimals, or three digits below 1 GiB; "-" for None."""
+    """Bytes as text in GiB (2**30): two decimals, or three digits from 1 GiB down to a thousandth.
+
+    "-" for None.
+    """
     if n is None:
         return "-"
     n = n / GIB
-    return f"{n:,.2f} GiB" if round(abs(n), 3) >= 1 or n == 0 else f"{n:.3g} GiB"
+    return f"{n:,.2f} GiB" if round(abs(n), 3) >= 1 or abs(n) < 0.0005 else f"{n:.3g} GiB"
 
 
 def suggest(word, choices, what: str) -> str:

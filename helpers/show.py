@@ -40,9 +40,10 @@ def bars(rows: dict[str, dict[str, float]], alt: str, title: str = "", limit=Non
         ax.barh(list(rows), sizes, left=left, label=category, **style)
         left += sizes
     for at, total in enumerate(left):
-        ax.text(total, at, f" {total:.2f}" if total >= 1 else f" {total:.3g}", va="center")
+        text = f" {total:.2f}" if total >= 1 else f" {total:.3g}"
+        ax.text(total, at, text, va="center", backgroundcolor="white", zorder=3)
     if limit is not None:
-        ax.axvline(limit / GIB, color="black", linestyle="--")
+        ax.axvline(limit / GIB, color="black", linestyle="--", zorder=2)
     ax.margins(x=0.12)
     ax.invert_yaxis()
     ax.set(xlabel="GiB allocated at the peak", title=title)

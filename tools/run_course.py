@@ -142,7 +142,7 @@ def summary(rows: list[dict[str, str]]) -> list[tuple[str, ...]]:
         sizes.append(measured.get("peak_allocated"))
         error = NOT_KNOWN
         if all(sizes) and float(sizes[1]):
-            error = f"{100 * (float(sizes[0]) / float(sizes[1]) - 1):+.1f} %"
+            error = f"{100 * (float(sizes[0]) / float(sizes[1]) - 1):+.2f} %"
         table.append(
             (
                 known.get("lesson", ""),

@@ -5,10 +5,7 @@ from collections.abc import Iterator
 
 from helpers import language_modelling, predict, text_classification
 
-MODELS = {
-    "bert-large-uncased": text_classification,
-    "tinyllama-1.1b": language_modelling,
-}
+MODELS = {"bert-large-uncased": text_classification, "tinyllama-1.1b": language_modelling}
 LOW_RANK = {"optim_target_modules": "all-linear", "optim_args": "rank=128"}
 OPTIMIZERS = {
     name: {}

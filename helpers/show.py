@@ -41,7 +41,8 @@ def bars(rows: dict[str, dict[str, float]], alt: str, title: str = "", limit=Non
         left += sizes
     for at, total in enumerate(left):
         text = f" {total:.2f}" if total >= 1 else f" {total:.3g}"
-        ax.text(total, at, text, va="center", backgroundcolor="white", zorder=3)
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0}  # a limit may pass behind it
+        ax.text(total + 0.004 * left.max(), at, text, va="center", bbox=box, zorder=3)
     if limit is not None:
         ax.axvline(limit / GIB, color="black", linestyle="--", zorder=2)
     ax.margins(x=0.12)

@@ -49,4 +49,4 @@ format: $(ENVIRONMENT)
 	$(PYTHON) -m ruff format .
 
 benchmark: $(ENVIRONMENT)
-	$(PYTHON) tests/benchmarks/trainer_overhead.py
+	TQDM_DISABLE=1 $(PYTHON) tests/benchmarks/trainer_overhead.py --steps 60

@@ -1,5 +1,6 @@
 """One measured run of the real `Trainer`."""
 
+import gc
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -43,6 +44,7 @@ class _Stopwatch(TrainerCallback):
         if state.global_step == WARM_UP:
             if self.on_cpu:
                 self.measured.close()
+                gc.collect()  # the log's thousands of events must not be swept in a timed step
             self.began = _now()
 
     def on_train_end(self, args, state, control, **_):

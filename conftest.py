@@ -1,5 +1,8 @@
 """Set the course's environment before anything imports torch; nbval's kernels inherit it."""
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 
 from environment import set_variables
@@ -20,3 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="this machine has no CUDA device"))
+
+
+@pytest.fixture(scope="module")
+def short_collections() -> Iterator[None]:
+    """What imports made stays out of garbage collection, which would take most of the time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

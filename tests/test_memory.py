@@ -1,6 +1,5 @@
 """`measure` against tensors of known sizes, on a CPU and on a mocked accelerator."""
 
-import gc
 import sys
 import types
 
@@ -13,13 +12,7 @@ from helpers import free, gib, measure, memory
 MiB = 2**20
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short_collections():
-    """What imports made stays out of garbage collection, which would take most of the time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("short_collections")
 
 
 def tensor(mebibytes):

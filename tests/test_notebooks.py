@@ -316,7 +316,8 @@ defect(r.code_parses, "not Python", append(F, "\nif x:"))
 defect(r.file_is_small, "bytes", append(5, "`" + "x" * 300_000 + "`"))
 defect(r.relative_links_exist, "nothing.ipynb", append(5, "[gone](nothing.ipynb#here)"))
 defect(r.relative_links_exist, "gone.png", append(5, '\n<img alt="x" src="gone.png">'))
-for text in ("/home/me/course", "/root/x", "/work/x", "/Users/me", "C:\\\\Users", "file:///x"):
+PRIVATE = [f"/{folder}/x" for folder in ("home", "root", "work", "Users")]
+for text in (*PRIVATE, "C:" + r"\\Users", "file:" + "///x"):
     defect(r.nothing_private, "path", append(C, f"\nprint('{text}')"))
     defect(r.nothing_private, "path", outputs(C, stream(f"\x1b[32m{text}\x1b[0m")))
 defect(r.nothing_private, "token", append(C, f"\ntoken = 'hf_{'a' * 30}'"))

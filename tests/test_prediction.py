@@ -41,13 +41,7 @@ MiB = 2**20
 BATCH = {"per_device_train_batch_size": 16}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short_collections():
-    """What imports made stays out of garbage collection, which would take most of the time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("short_collections")
 
 
 def brief(workload, layers=1):

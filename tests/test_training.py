@@ -26,13 +26,7 @@ from helpers import (
 LENGTH = 16
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short_collections():
-    """What imports made stays out of garbage collection, which would take most of the time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("short_collections")
 
 
 def brief(workload, n=64, config=None):

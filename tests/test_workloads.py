@@ -1,6 +1,5 @@
 """Workloads: real learning on real text, caches, models and data of one's own, kind errors."""
 
-import gc
 import shutil
 from functools import partial
 
@@ -13,14 +12,7 @@ from tokenizers import ByteLevelBPETokenizer
 
 from helpers import hardware, language_modelling, text_classification, train, workloads
 
-
-@pytest.fixture(scope="module", autouse=True)
-def short_collections():
-    """What imports made stays out of garbage collection, which would take most of the time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("short_collections")
 
 
 # ----------------------------------------------------------------------------------------- learning

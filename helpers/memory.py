@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .hardware import device, forget_libraries, gib
 
-__all__ = ["Usage", "driver_used", "free", "gib", "live_bytes", "measure"]
+__all__ = ["Usage", "free", "gib", "live_bytes", "measure"]
 
 
 @dataclass
@@ -40,20 +40,6 @@ def live_bytes() -> int:
                 if o.device.type == "cpu" and o.layout is torch.strided:
                     storages[o.untyped_storage().data_ptr()] = o.untyped_storage().nbytes()
     return sum(storages.values())
-
-
-def driver_used() -> int | None:
-    """Bytes in use on the current CUDA card, as `nvidia-smi` shows them; None without NVML."""
-    import pynvml  # the module of the package nvidia-ml-py
-
-    try:
-        pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-    except pynvml.NVMLError:
-        free, total = torch.cuda.mem_get_info()
-        return total - free
 
 
 @contextmanager
@@ -87,7 +73,7 @@ def measure() -> Iterator[Usage]:
     usage.peak_allocated = _accelerator("max_memory_allocated")
     usage.peak_reserved = _accelerator("max_memory_reserved")
     if kind == "cuda":
-        usage.used = driver_used()
+        usage.used = torch.cuda.device_memory_used()  # through NVML, as nvidia-smi
 
 
 def _accelerator(name: str) -> int | None:

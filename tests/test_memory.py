@@ -1,8 +1,5 @@
 """`measure` against tensors of known sizes, on a CPU and on a mocked accelerator."""
 
-import sys
-import types
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -112,7 +109,7 @@ def card(monkeypatch):
     counter("max_memory_reserved", 800)
     counter("empty_cache", None)
     monkeypatch.setattr(memory, "device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(memory, "driver_used", lambda: 900)
+    monkeypatch.setattr(torch.cuda, "device_memory_used", lambda: 900)
     return calls
 
 
@@ -142,33 +139,6 @@ def test_an_accelerator_without_counters_has_no_numbers(card, monkeypatch):
 def test_free_empties_the_cache(card):
     free()
     assert card == ["empty_cache"]
-
-
-class Driver(types.SimpleNamespace):
-    """As much of NVML as is used."""
-
-    NVMLError = OSError
-
-    def nvmlInit(self):
-        if self.broken:
-            raise OSError("no driver")
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        return uuid
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        return types.SimpleNamespace(used=self.used[handle])
-
-
-@pytest.mark.parametrize("broken, expected", [(False, 500), (True, 60)])
-def test_used_is_the_drivers_number_for_this_card(broken, expected, monkeypatch):
-    driver = Driver(broken=broken, used={"GPU-other": 1, "GPU-mine": 500})
-    monkeypatch.setitem(sys.modules, "pynvml", driver)
-    properties = types.SimpleNamespace(uuid="mine")
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (40, 100))
-    assert memory.driver_used() == expected
 
 
 @pytest.mark.gpu

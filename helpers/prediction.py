@@ -8,11 +8,12 @@ the choices that CUDA makes differently are put in by hand (`cuda_choices`), eac
 
 import bisect
 import math
+import sys
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
@@ -24,7 +25,7 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import masking_utils
+from transformers import masking_utils, trainer
 from transformers.training_args import OptimizerNames
 
 from . import hardware
@@ -62,6 +63,8 @@ class Prediction:
     capacity: int | None = None  # memory of the card
     seconds: float = 0.0  # that the prediction took
     note: str = ""
+    # Each tensor's birth (number, bytes) and death (number, -bytes); (-1, 0): the cache is emptied.
+    log: list[tuple[int, int]] = field(default_factory=list, repr=False)
     # The last step, to its end: bytes [events, categories] after each birth or death of a tensor,
     # and where each phase starts: (event, "forward" | "backward" | "optimizer step").
     timeline: np.ndarray = field(default=None, repr=False)
@@ -90,9 +93,13 @@ class Trace(TorchDispatchMode):
         self.size: list[int] = []
         self.kind: list[str | None] = []
         self.events: list[int] = []  # i: storage i is born, ~i: it dies
+        self.emptied: set[int] = set()  # after so many events the cache was emptied
         self.phases: list[tuple[int, str]] = []
         self.depth = 0
         self.started: int | None = None  # the first forward pass: the model is in place
+
+    def empty_cache(self, *_) -> None:
+        self.emptied.add(len(self.events))
 
     def phase(self, name: str) -> None:
         if not self.phases or self.phases[-1][1] != name:
@@ -196,7 +203,12 @@ class Trace(TorchDispatchMode):
             elif kinds[i] is None:
                 left = born[i] >= 0 and self.phases[born[i]][1] == "forward" and phase > born[i]
                 kinds[i] = "activations" if left else "temporaries"
-        return [kind or "temporaries" for kind in kinds]
+        # Scales of quantized weights stand since before the first forward pass; so do some scalars.
+        stays = [
+            "parameters" if born[i] < 0 and n > 8 else "temporaries"
+            for i, n in enumerate(self.size)
+        ]
+        return [kind or stay for kind, stay in zip(kinds, stays, strict=True)]
 
 
 # ------------------------------------------------------------------------------ what CUDA does else
@@ -278,6 +290,9 @@ def cuda_choices(trace: Trace, flash: bool) -> Iterator[None]:
             patch.object(F, "scaled_dot_product_attention", _attention(flash)),
             patch.object(optimizers, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
             patch.object(saved.save_on_cpu, "__init__", save_on_cpu),
+            patch.object(trainer, "clear_device_cache", trace.empty_cache),
+            patch.object(torch.cuda, "empty_cache", trace.empty_cache),
+            patch.object(torch.accelerator, "empty_cache", trace.empty_cache),
         ):
             yield
     finally:
@@ -301,11 +316,65 @@ def _apply(self, fn: Callable, recurse: bool = True):
     return self
 
 
+def _quantized(kind: type) -> Callable:
+    """bitsandbytes' weights are a kind of tensor that no fake one can become: one stands in."""
+
+    def new(cls, data=None, requires_grad=False, **state):
+        weight = torch.nn.Parameter(torch.empty(0) if data is None else data.detach(), False)
+        usual = dict(blocksize=64, quant_type="fp4", compress_statistics=True, quant_state=None)
+        usual |= dict(quant_storage=torch.uint8, module=None, bnb_quantized=False)
+        vars(weight).update(usual | dict(CB=None, SCB=None, has_fp16_weights=False) | state)
+
+        def to(*args, **kwargs):  # as theirs: the first move to a device quantizes
+            if torch._C._nn._parse_to(*args, **kwargs)[0] and weight.is_floating_point():
+                return kind._quantize(weight, "cpu")
+            moved = torch.Tensor.to(weight, *args, **kwargs)
+            return weight if moved is weight else new(cls, moved, False, **vars(weight))
+
+        weight.to = to
+        return weight
+
+    return new
+
+
+@contextmanager
+def _bitsandbytes(cuda: bool) -> Iterator[None]:
+    """Quantized layers on fake tensors. Their kernels run as the Python that defines them, so
+    that a weight expanded for a product is seen (bitsandbytes/backends/default/ops.py)."""
+    if "bitsandbytes" not in sys.modules:
+        yield
+        return
+    import bitsandbytes
+    from bitsandbytes.autograd import _functions
+    from bitsandbytes.backends.default import ops
+
+    library = torch.ops.bitsandbytes
+
+    def multiply_8bit(A, B, rows, columns, bias=None, dtype=None):  # backends/cuda/ops.py
+        product = library.int8_linear_matmul.default(A, B)
+        return library.int8_mm_dequant.default(product, rows, columns, bias=bias).to(dtype)
+
+    patches = [
+        patch.object(kind, "__new__", _quantized(kind))
+        for kind in (bitsandbytes.nn.Params4bit, bitsandbytes.nn.Int8Params)
+    ]
+    patches.append(patch.object(library.gemm_4bit, "default", ops._gemm_4bit_default_impl))
+    patches.append(patch.dict(bitsandbytes.functional.name2qmap, clear=True))  # tables, cached
+    if cuda:
+        patches.append(patch.object(library.int8_scaled_mm, "default", multiply_8bit))
+        patches.append(patch.object(_functions, "MatMul8bitFp", _functions.MatMul8bitLt))
+    with ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each)
+        yield
+
+
 class Allocator:
     """torch's CUDACachingAllocator with default settings (c10/cuda/CUDACachingAllocator.cpp).
 
     Sizes are rounded up to 512 bytes and cut from segments of 2 MiB (up to 1 MiB) or 20 MiB, from
-    10 MiB on from segments of their own, rounded to 2 MiB: best fit, split, merge, never returned.
+    10 MiB on from segments of their own, rounded to 2 MiB: best fit, split, merge. A segment goes
+    back to the driver only by `empty_cache`, and only if no block of it is in use.
     """
 
     def __init__(self):
@@ -313,6 +382,15 @@ class Allocator:
         self.blocks: dict[int, list] = {}  # address: [size, previous, next, small, is_free]
         self.where: dict[int, int] = {}
         self.reserved = self.peak = self.top = 0
+
+    def step(self, i: int, size: int) -> None:
+        """One entry of `Prediction.log`."""
+        if size > 0:
+            self.malloc(i, size)
+        elif size < 0:
+            self.release(i)
+        else:
+            self.empty_cache()
 
     def malloc(self, i: int, size: int) -> None:
         size = max(512, -(-size // 512) * 512)
@@ -354,6 +432,15 @@ class Allocator:
         self.blocks[address][4] = True
         bisect.insort(pool, (self.blocks[address][0], address))
 
+    def empty_cache(self) -> None:
+        for pool in self.free.values():
+            for size, address in list(pool):
+                _, before, after, *_ = self.blocks[address]
+                if before is None and after is None:  # the block is a whole segment
+                    pool.remove((size, address))
+                    del self.blocks[address]
+                    self.reserved -= size
+
     def _join(self, left: int, right: int) -> None:
         gone = self.blocks.pop(right)
         self.blocks[left][0] += gone[0]
@@ -366,7 +453,6 @@ class Allocator:
 REFUSED = {  # settings by how their names begin
     "torch_compile": "compiled code plans its own memory",
     "use_liger_kernel": "Triton kernels cannot run on fake tensors",
-    "torch_empty_cache_steps": "the allocator model never gives memory back",
     "deepspeed": "its kernels cannot run on fake tensors",
     "fsdp": "one process is predicted, not several",
 }
@@ -413,9 +499,9 @@ def predict(
     def run():
         if not is_workload:
             return workload()
-        trainer = workload.trainer(optimizer, False, _Samples(workload), **arguments)
-        trainer.train()
-        return trainer  # its tensors live on until the log is closed
+        run = workload.trainer(optimizer, False, _Samples(workload), **arguments)
+        run.train()
+        return run  # its tensors live on until the log is closed
 
     began, trace = time.perf_counter(), Trace(cuda=card is not None)
     flash = card is not None and supports("flash_attention", card)
@@ -427,6 +513,7 @@ def predict(
             patch.object(torch.nn.Module, "_apply", _apply),
             # Position ids without values look like several sequences packed in one, with a mask.
             patch.object(masking_utils, "find_packed_sequence_indices", lambda position_ids: None),
+            _bitsandbytes(card is not None),
             FakeTensorMode(),
             trace,
             trace.watch(),
@@ -493,32 +580,31 @@ def _workspace(card: GPU) -> int:
 
 
 def _replay(trace: Trace, card: GPU | None) -> dict:
-    """The peaks and the timeline of a finished trace."""
-    kinds, start = trace.labels(), trace.started or 0
-    unit = 512 if card else 1
+    """The peaks, the log and the timeline of a finished trace."""
+    kinds, start, unit = trace.labels(), trace.started or 0, 512 if card else 1
     dead = {~e for e in trace.events[:start] if e < 0}  # building the model is not the run
-    events = [e for e in trace.events[:start] if e >= 0 and e not in dead]
-    shift = len(events) - start
-    events += trace.events[start:]
-    column = {category: k for k, category in enumerate(CATEGORIES)}
-    allocator = Allocator()
-    change = np.zeros((len(events) + 1, len(CATEGORIES)), dtype=np.int64)
+    log, place = [], []  # where each event comes in the log
     if card:
-        change[0, column["temporaries"]] = workspace = _workspace(card)
-        allocator.malloc(-1, workspace)
-    for at, event in enumerate(events, start=1):
+        log.append((len(kinds), _workspace(card)))
+        kinds.append("temporaries")
+    for at, event in enumerate(trace.events):
+        place.append(len(log))
+        if at in trace.emptied:
+            log.append((-1, 0))
         i = event if event >= 0 else ~event
-        size = trace.size[i]
-        if size == 0 or kinds[i] == HOST:
-            continue
-        change[at, column[kinds[i]]] = (1 if event >= 0 else -1) * -(-size // unit) * unit
-        if card and event >= 0:
-            allocator.malloc(i, size)
-        elif card:
-            allocator.release(i)
+        if trace.size[i] and kinds[i] != HOST and (at >= start or i not in dead):
+            log.append((i, trace.size[i] if event >= 0 else -trace.size[i]))
+    place.append(len(log))
+    column = {category: k for k, category in enumerate(CATEGORIES)}
+    change, allocator = np.zeros((len(log) + 1, len(CATEGORIES)), dtype=np.int64), Allocator()
+    for at, (i, size) in enumerate(log, start=1):
+        if size:
+            change[at, column[kinds[i]]] = math.copysign(-(-abs(size) // unit) * unit, size)
+        if card:
+            allocator.step(i, size)
     bytes_now = change.cumsum(axis=0)
     top = int(bytes_now.sum(axis=1).argmax())
-    phases = [(max(0, at + shift + 1), name) for at, name in trace.phases]
+    phases = [(place[at] + 1, name) for at, name in trace.phases]
     ends = [k for k, (_, name) in enumerate(phases) if name == "between steps"]
     first, last = (ends[-2] + 1, ends[-1]) if len(ends) > 1 else (0, len(phases) - 1)
     begin = phases[first][0] if phases else 0
@@ -527,6 +613,7 @@ def _replay(trace: Trace, card: GPU | None) -> dict:
         "by_category": dict(zip(CATEGORIES, bytes_now[top].tolist(), strict=True)),
         "peak_by_category": dict(zip(CATEGORIES, bytes_now.max(axis=0).tolist(), strict=True)),
         "peak_reserved": allocator.peak if card else None,
+        "log": log,
         "timeline": bytes_now[begin:].copy(),
         "phases": [(at - begin, name) for at, name in phases[first:last]],
     }

@@ -102,8 +102,14 @@ accelerate.state.GradientState _reset_state _shared_state
 huggingface_hub get_session try_to_load_from_cache
 huggingface_hub.constants HF_HUB_OFFLINE ENDPOINT
 torch.UntypedStorage _cdata
+bitsandbytes.autograd._functions MatMul8bitFp MatMul8bitLt
+bitsandbytes.backends.default.ops _gemm_4bit_default_impl
+bitsandbytes.functional name2qmap
+bitsandbytes.nn.Int8Params _quantize
+bitsandbytes.nn.Params4bit _quantize
 torch._C _current_graph_task_id DispatchKeySet _ExcludeDispatchKeyGuard
 torch._C.DispatchKey AutocastCPU
+torch._C._nn _parse_to
 torch._subclasses.fake_tensor FakeTensor FakeTensorMode
 torch.autograd.graph saved_tensors_hooks save_on_cpu
 torch.autograd.graph.save_on_cpu __init__
@@ -121,6 +127,7 @@ torch.utils._python_dispatch TorchDispatchMode
 torch.utils._pytree tree_leaves
 transformers Trainer TrainingArguments PrinterCallback set_seed
 transformers.masking_utils find_packed_sequence_indices
+transformers.trainer clear_device_cache
 transformers.training_args OptimizerNames
 """
 

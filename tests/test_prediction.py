@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 import accelerate.state
+import bitsandbytes as bnb
 import datasets
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import transformers
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 from transformers.training_args import OptimizerNames
 
 from helpers import (
@@ -72,6 +74,27 @@ def lora(model):
     return get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
 
 
+def quantized(model, kind, **options):
+    """The linear layers of the decoder in 4 or 8 bits, with LoRA on them."""
+    for parent in [m for m in model.modules() if isinstance(m, (LlamaAttention, LlamaMLP))]:
+        for name, old in list(parent.named_children()):
+            if isinstance(old, torch.nn.Linear):
+                new = kind(old.in_features, old.out_features, bias=False, **options)
+                new.load_state_dict(old.state_dict())
+                setattr(parent, name, new.to("cpu"))
+    return get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+
+
+FOUR = {"kind": bnb.nn.Linear4bit, "quant_type": "nf4"}
+EIGHT = {"kind": bnb.nn.Linear8bitLt, "has_fp16_weights": False}
+MODELS = {
+    "lora": lora,
+    "4 bits": partial(quantized, **FOUR, compress_statistics=False),
+    "4 bits twice": partial(quantized, **FOUR),
+    "8 bits": partial(quantized, **EIGHT),
+}
+
+
 def momentum(model, args):
     return torch.optim.SGD(model.parameters(), lr=args.learning_rate, momentum=0.9)
 
@@ -84,6 +107,9 @@ RUNS = {
     "llama": ("llama", {}),
     "lora": ("lora", {}),
     "lora, checkpointing": ("lora", CHECKPOINT),
+    "4 bits": ("4 bits", {}),
+    "4 bits twice": ("4 bits twice", {"bf16": True}),
+    "8 bits": ("8 bits", {}),
     "accumulation, bert": ("bert", ACCUMULATE),
     "accumulation, llama": ("llama", ACCUMULATE),
     "checkpointing": ("llama", CHECKPOINT),
@@ -101,10 +127,41 @@ RUNS = {
 def test_agrees_with_the_measured_peak_within_half_a_percent(case):
     model, settings = RUNS[case]
     workload = brief((text_classification if model == "bert" else language_modelling)("tiny"), 2)
-    workload = workload.with_model(lora) if model == "lora" else workload
+    workload = workload.with_model(MODELS[model]) if model in MODELS else workload
     predicted = predict(workload, gpu="cpu", **BATCH, **settings)
     measured = train(workload, max_steps=3, **BATCH, **settings)
     assert predicted.peak_allocated == pytest.approx(measured.peak_allocated, rel=0.005)
+
+
+@pytest.mark.parametrize("bits", ["4 bits", "4 bits twice", "8 bits"])
+def test_quantized_weights_and_their_scales_are_exact(bits, llama):
+    model = brief(language_modelling("tiny")).with_model(MODELS[bits]).model()
+    found = predict(llama.with_model(MODELS[bits]), gpu="cpu", **BATCH)
+    storages = {}
+    for thing in (*model.parameters(), *model.buffers(), *scales(model)):
+        storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
+    tables = 4 * 16 + 4 * 256  # of 4 bits and of 8, which all layers may share
+    assert found.by_category["parameters"] == pytest.approx(sum(storages.values()), abs=tables)
+
+
+def scales(model):
+    for weight in model.parameters():
+        for state in (weight, *(getattr(weight, name, None) for name in ("quant_state",))):
+            for holder in (state, getattr(state, "state2", None)):
+                values = vars(holder).values() if holder is not None else ()
+                yield from (v for v in values if isinstance(v, torch.Tensor) and v.numel() > 1)
+
+
+def test_8_bits_take_the_way_of_the_card():
+    def step():
+        layer = bnb.nn.Linear8bitLt(256, 256, bias=False, has_fp16_weights=False).to("cpu")
+        x = torch.ones(1024, 256, dtype=torch.float16, requires_grad=True)
+        layer(x).sum().backward()
+
+    # On a card the product is of integers, with a result of 4 bytes; a CPU expands the weight.
+    product = 1024 * 256 * 4
+    assert product in [size for _, size in predict(step, gpu="T4").log]
+    assert product not in [size for _, size in predict(step, gpu="cpu").log]
 
 
 def own_loop(offload=False):
@@ -430,7 +487,6 @@ def test_here_is_this_machines_device(bert, monkeypatch):
         {"torch_compile_backend": "inductor"},
         {"torch_compile_mode": "reduce-overhead"},  # switches torch_compile on by itself
         {"use_liger_kernel": True},
-        {"torch_empty_cache_steps": 1},
         {"deepspeed": {"zero_optimization": {"stage": 2}}},
         {"fsdp": "full_shard"},
         {"optim": "adamw_torch_8bit"},
@@ -502,6 +558,10 @@ def surroundings():
         "devices": prediction.optimizers._get_foreach_kernels_supported_devices,
         "save_on_cpu": torch.autograd.graph.save_on_cpu.__init__,
         "packed": masking_utils.find_packed_sequence_indices,
+        "emptying": (transformers.trainer.clear_device_cache, torch.cuda.empty_cache),
+        "4 bits": (bnb.nn.Params4bit.__new__, torch.ops.bitsandbytes.gemm_4bit.default),
+        "8 bits": (bnb.nn.Int8Params.__new__, bnb.autograd._functions.MatMul8bitFp),
+        "tables": list(bnb.functional.name2qmap),
         "pre-hooks": list(modules._global_forward_pre_hooks),
         "hooks": list(modules._global_forward_hooks),
         "before steps": list(prediction.optimizers._global_optimizer_pre_hooks),
@@ -623,6 +683,52 @@ def test_the_best_fit_is_reused_and_nothing_is_returned():
     allocator.malloc(4, 22 * MiB)
     allocator.malloc(5, 30 * MiB)  # each found its own block, so the largest is still whole
     assert allocator.reserved == 66 * MiB
+
+
+def test_an_emptied_cache_gives_back_whole_segments_only():
+    allocator = Allocator()
+    for i, size in enumerate([30 * MiB, 6 * MiB, 6 * MiB, 512]):
+        allocator.malloc(i, size)
+    for i in (0, 1, 3):
+        allocator.release(i)
+    assert allocator.reserved == (30 + 20 + 2) * MiB
+    allocator.empty_cache()
+    assert allocator.reserved == 20 * MiB  # a block of 6 MiB keeps its segment
+    allocator.malloc(4, 6 * MiB)
+    assert (allocator.reserved, allocator.peak) == (20 * MiB, 52 * MiB)
+    allocator.malloc(5, 30 * MiB)
+    assert allocator.reserved == 50 * MiB
+
+
+def test_emptying_the_cache_lowers_reserved_never_allocated(bert):
+    def shapes(empty):
+        for size in (11, 31, 21, 41):
+            torch.empty(size * MiB, dtype=torch.uint8)
+            if empty:
+                torch.cuda.empty_cache()
+
+    kept, emptied = (predict(partial(shapes, empty), gpu="T4") for empty in (False, True))
+    assert kept.peak_allocated == emptied.peak_allocated
+    rest = 18 * MiB  # cuBLAS's workspace
+    assert kept.peak_reserved == (12 + 32 + 42) * MiB + rest  # 21 fit into 32
+    assert emptied.peak_reserved == 42 * MiB + rest
+    plain, each_step = on("T4", bert), on("T4", bert, torch_empty_cache_steps=1)
+    assert plain.peak_allocated == each_step.peak_allocated
+    assert plain.peak_reserved >= each_step.peak_reserved
+    assert each_step.log.count((-1, 0)) == 2 and (-1, 0) not in plain.log
+
+
+def test_the_log_replayed_gives_the_peaks(found):
+    allocator, alive, peak = Allocator(), {}, 0
+    for i, size in found.log:
+        allocator.step(i, size)
+        if size > 0:
+            alive[i] = rounded(size, found)
+        else:
+            assert alive.pop(i) == rounded(-size, found)
+        peak = max(peak, sum(alive.values()))
+    assert peak == found.peak_allocated
+    assert found.peak_reserved in (None, allocator.peak)
 
 
 def test_the_operations_of_cudas_autocast_are_still_there():

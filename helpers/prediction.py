@@ -359,7 +359,10 @@ def _bitsandbytes(cuda: bool) -> Iterator[None]:
         for kind in (bitsandbytes.nn.Params4bit, bitsandbytes.nn.Int8Params)
     ]
     patches.append(patch.object(library.gemm_4bit, "default", ops._gemm_4bit_default_impl))
-    patches.append(patch.dict(bitsandbytes.functional.name2qmap, clear=True))  # tables, cached
+    # The table of 256 values, which each optimizer makes anew, one value after another.
+    tables = bitsandbytes.functional
+    patches.append(patch.object(tables, "create_dynamic_map", lambda *_, **__: torch.empty(256)))
+    patches.append(patch.dict(tables.name2qmap, clear=True))
     if cuda:
         patches.append(patch.object(library.int8_scaled_mm, "default", multiply_8bit))
         patches.append(patch.object(_functions, "MatMul8bitFp", _functions.MatMul8bitLt))

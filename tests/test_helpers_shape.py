@@ -104,7 +104,7 @@ huggingface_hub.constants HF_HUB_OFFLINE ENDPOINT
 torch.UntypedStorage _cdata
 bitsandbytes.autograd._functions MatMul8bitFp MatMul8bitLt
 bitsandbytes.backends.default.ops _gemm_4bit_default_impl
-bitsandbytes.functional name2qmap
+bitsandbytes.functional create_dynamic_map name2qmap
 bitsandbytes.nn.Int8Params _quantize
 bitsandbytes.nn.Params4bit _quantize
 torch._C _current_graph_task_id DispatchKeySet _ExcludeDispatchKeyGuard

@@ -466,6 +466,7 @@ TWO_STEPS = dict(use_cpu=True, max_steps=2, save_strategy="no", eval_strategy="n
 TWO_STEPS |= dict(load_best_model_at_end=False, eval_on_start=False, auto_find_batch_size=False)
 TWO_STEPS |= dict(dataloader_num_workers=0, dataloader_prefetch_factor=None)
 TWO_STEPS |= dict(dataloader_persistent_workers=False, dataloader_pin_memory=False)
+TWO_STEPS |= dict(dataloader_multiprocessing_context=None)
 
 
 class _Samples(torch.utils.data.IterableDataset):

@@ -36,6 +36,18 @@ def test_it_runs_from_end_to_end_on_a_cpu(tmp_path, monkeypatch, capsys):
     assert "classic    allocated     3" in capsys.readouterr().out
 
 
+def test_the_small_ends_of_the_waterfalls(tmp_path, monkeypatch):
+    names = ("bert-large-uncased + update inside backward", "llama-3.2-3b QLoRA")
+    jobs = {job.run: job for job in gpu_kit.waterfalls()}
+    chosen = [jobs[name] for name in (*names, "llama-3.2-3b QLoRA + offloading")]
+    monkeypatch.setattr(gpu_kit, "SECTIONS", {"waterfalls": lambda: iter(chosen)})
+    assert run(tmp_path, "waterfalls") == 0
+    exact, half, offloaded = rows(tmp_path)
+    assert abs(float(exact["error_allocated"])) < 0.005
+    assert half["outcome"] == "measured"  # in 16 bits oneDNN's scratch space weighs at this size
+    assert offloaded["outcome"].startswith("skipped: a CPU has nowhere to offload to")
+
+
 def test_a_second_start_goes_on_and_appends(tmp_path):
     assert run(tmp_path, "classic", "--limit", "1") == 0
     first = (tmp_path / "cpu.csv").read_text()

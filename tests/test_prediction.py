@@ -396,6 +396,7 @@ def test_any_accumulation_predicts_the_same(llama):
         {"eval_on_start": True},
         {"eval_strategy": "epoch", "num_train_epochs": 2, "max_steps": 50}
         | {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4}
+        | {"dataloader_multiprocessing_context": "fork"}
         | {"dataloader_pin_memory": True, "auto_find_batch_size": True},
     ],
 )

@@ -55,7 +55,7 @@ class Job:
     task: str = "text_classification"
     length: int | None = None
     optimizer: Callable | None = None
-    change: Callable | None = None
+    changes: tuple[Callable, ...] = ()
     needs: tuple[str, ...] = ()
     steps: int = field(default=7)
 
@@ -86,7 +86,7 @@ def classic() -> Iterator[Job]:
         today = settings | {"optim": old.TODAY[optimizer]}
         yield Job(f"{run}, today", settings=today, **options)
         factory = old.OPTIMIZERS[optimizer]
-        yield Job(f"{run}, 2022", settings=settings, optimizer=factory, change=eager, **options)
+        yield Job(f"{run}, 2022", settings=settings, optimizer=factory, changes=(eager,), **options)
 
 
 def matrix() -> Iterator[Job]:
@@ -102,8 +102,8 @@ def matrix() -> Iterator[Job]:
     for optim in ("adamw_torch", "adafactor", "sgd", "rmsprop", "adamw_bnb_8bit", "lion_8bit"):
         needs = ("bitsandbytes",) if "8bit" in optim else ()
         yield Job(f"{bert} {optim}", bert, four | {"optim": optim}, length=512, needs=needs)
-    yield Job(f"{bert} eager", bert, four, length=512, change=eager)
-    yield Job(f"{bert} eager bf16", bert, four | {"bf16": True}, length=512, change=eager)
+    yield Job(f"{bert} eager", bert, four, length=512, changes=(eager,))
+    yield Job(f"{bert} eager bf16", bert, four | {"bf16": True}, length=512, changes=(eager,))
     yield Job(f"{bert} length 128", bert, four, length=128)
     yield Job("roberta-large length 256", "roberta-large", four, length=256)
     yield Job("modernbert-base bf16", "modernbert-base", four | {"bf16": True}, length=1024)
@@ -121,12 +121,34 @@ def matrix() -> Iterator[Job]:
             yield Job(f"{model} {next(iter(precision), 'fp32')}", model, settings, text, 1024)
         saved = {"per_device_train_batch_size": 4, "bf16": True} | checkpointed
         yield Job(f"{model} checkpointed", model, saved, text, 2048, needs=(*checkpointed,))
-        adapter = {"change": lora, "needs": ("peft",)}
+        adapter = {"changes": (lora,), "needs": ("peft",)}
         settings = {"per_device_train_batch_size": 4, "bf16": True}
         yield Job(f"{model} LoRA", model, settings, text, 1024, **adapter)
 
 
-SECTIONS: dict[str, Callable[[], Iterator[Job]]] = {"classic": classic, "matrix": matrix}
+def waterfalls() -> Iterator[Job]:
+    """The two models of lesson 16, one technique after another."""
+    if missing(["bitsandbytes", "peft"]):
+        print("waterfalls: skipped, bitsandbytes or peft is missing here", flush=True)
+        return
+    import waterfalls as both
+
+    models = {
+        "bert-large-uncased": ("text_classification", 512, both.CLASSIC),
+        "llama-3.2-3b": ("language_modelling", 4096, both.DECODER),
+    }
+    for model, (task, length, steps) in models.items():
+        for step in steps:
+            job = Job(f"{model} {step.name}", model, step.settings, task, length, step.optimizer)
+            job.changes, job.needs = step.changes, ("bitsandbytes", "peft")
+            yield job
+
+
+SECTIONS: dict[str, Callable[[], Iterator[Job]]] = {
+    "classic": classic,
+    "matrix": matrix,
+    "waterfalls": waterfalls,
+}
 COMMANDS = {
     "lessons": ["-m", "pytest", "-q", "-p", "no:cacheprovider", "notebooks"],
     "overhead": ["tests/benchmarks/trainer_overhead.py"],
@@ -197,8 +219,8 @@ def measure(job: Job, on_cpu: bool) -> dict:
 
     size, length = ("tiny", None) if on_cpu else (job.model, job.length)
     workload = getattr(helpers, job.task)(size, **({"length": length} if length else {}))
-    if job.change is not None:
-        workload = workload.with_model(job.change)
+    for change in job.changes:
+        workload = workload.with_model(change)
     settings = dict(job.settings)
     if on_cpu and settings.pop("fp16", False):
         settings["bf16"] = True

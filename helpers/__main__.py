@@ -69,20 +69,16 @@ def report_command(options: argparse.Namespace) -> str:
     rows = pd.read_csv(options.rows) if options.rows else load("measured")
     if rows.empty:
         return "No run of ours was measured on a GPU yet: python tools/gpu_kit.py does it."
-    lines = [f"{'card':24} {'section':10} {'memory':10} rows  median    95 %   worst  (of error)"]
-    for (card, section), group in rows.groupby(["card", "section"], sort=False):
-        for kind in ("allocated", "reserved"):
-            errors = group[f"error_{kind}"].dropna().abs().mul(100)
-            if len(errors):
-                numbers = (errors.median(), errors.quantile(0.95), errors.max())
-                shares = "".join(f"{n:6.2f} %" for n in numbers)
-                lines.append(f"{card[:24]:24} {section:10} {kind:10} {len(errors):4}{shares}")
-    off = rows[rows["error_allocated"].abs() > 0.03]
-    lines += [
-        f"off by {100 * r.error_allocated:+.1f} %: {r.card}, {r.run}" for r in off.itertuples()
-    ]
-    rest = rows[rows["outcome"] != "measured"]
-    return "\n".join(lines + [f"{r.card}, {r.run}: {r.outcome}" for r in rest.itertuples()])
+    errors = rows.melt(["card", "section"], ["error_allocated", "error_reserved"], "memory", "%")
+    errors["%"] = 100 * pd.to_numeric(errors["%"]).abs()
+    groups = errors.dropna().groupby(["card", "section", "memory"], sort=False)["%"]
+    table = groups.describe(percentiles=[0.5, 0.95])[["count", "50%", "95%", "max"]].round(2)
+    text = "Errors of the predictions, in %\n" + table.reset_index().to_string(index=False)
+    rest = rows[(rows["error_allocated"].abs() > 0.03) | (rows["outcome"] != "measured")]
+    if rest.empty:
+        return text
+    rest = rest[["card", "run", "outcome", "error_allocated"]].to_string(index=False)
+    return f"{text}\n\nOff by more than 3 %, or not measured\n{rest}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,7 +3,7 @@
 import gc
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -37,8 +37,9 @@ def live_bytes() -> int:
         warnings.simplefilter("ignore")  # some lazy module attributes warn when gc looks at them
         for o in gc.get_objects():
             if issubclass(type(o), torch.Tensor) and not isinstance(o, FakeTensor):
-                if o.device.type == "cpu" and o.layout is torch.strided:
-                    storages[o.untyped_storage().data_ptr()] = o.untyped_storage().nbytes()
+                with suppress(NotImplementedError):  # inside torch.vmap a tensor has no storage
+                    if o.device.type == "cpu" and o.layout is torch.strided:
+                        storages[o.untyped_storage().data_ptr()] = o.untyped_storage().nbytes()
     return sum(storages.values())
 
 

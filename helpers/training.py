@@ -38,10 +38,16 @@ class _Stopwatch(TrainerCallback):
         self.close()  # auto_find_batch_size begins again after a failure
         self.bar = tqdm(total=state.max_steps, leave=False, desc="training", unit="step")
         self.usage = self.measured.enter_context(measure())
+        self.batches, self.began = 0, None
+
+    def on_substep_end(self, args, state, control, **_):
+        self.batches += 1
 
     def on_step_end(self, args, state, control, **_):
         self.bar.update()
+        self.batches += 1  # the last of the step; a step that ends an epoch may have had fewer
         if state.global_step == WARM_UP:
+            self.batches = 0
             if self.on_cpu:
                 self.measured.close()
                 gc.collect()  # the log's thousands of events must not be swept in a timed step
@@ -101,7 +107,7 @@ def train(
             )
         trainer.train()
         usage = watch.usage
-        samples = _samples(trainer, WARM_UP + watch.steps) - _samples(trainer, WARM_UP)
+        samples = watch.batches * (trainer.state.train_batch_size or trainer.args.train_batch_size)
         return Run(
             name=name or workload.title,
             workload=workload.title,
@@ -132,17 +138,6 @@ def train(
         del trainer, watch
         free()
     raise torch.OutOfMemoryError(message)
-
-
-def _samples(trainer, steps: int) -> int:
-    """Samples in the first steps; the last step of an epoch may have fewer micro-batches."""
-    batches, accumulation = (
-        len(trainer.get_train_dataloader()),
-        trainer.args.gradient_accumulation_steps,
-    )
-    epochs, rest = divmod(steps, -(-batches // accumulation))
-    done = epochs * batches + min(rest * accumulation, batches)
-    return done * (trainer.state.train_batch_size or trainer.args.train_batch_size)
 
 
 def _device_name() -> str:

@@ -1,0 +1,179 @@
+"""Lesson 13: LoRA on a base of 16, 8 and 4 bits."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import bitsandbytes as bnb
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig, Qwen3Config
+
+from helpers import Workload, language_modelling, predict
+
+
+def half(model):
+    return model.to(torch.bfloat16)
+
+
+def quantized(kind: type, **options) -> Callable:
+    """Every linear layer but the last in 8 or 4 bits, the rest in 16."""
+
+    def change(model):
+        model = half(model)
+        for name, old in list(model.named_modules()):
+            if type(old) is torch.nn.Linear and old is not model.get_output_embeddings():
+                new = kind(old.in_features, old.out_features, old.bias is not None, **options)
+                new.load_state_dict(old.state_dict())
+                model.set_submodule(name, new.to("cpu"))
+        return model
+
+    return change
+
+
+FOUR = {"quant_type": "nf4", "compute_dtype": torch.bfloat16}
+INT8 = quantized(bnb.nn.Linear8bitLt, has_fp16_weights=False)
+NF4 = quantized(bnb.nn.Linear4bit, **FOUR, compress_statistics=False)
+NF4_TWICE = quantized(bnb.nn.Linear4bit, **FOUR)
+
+
+def prepared(model):
+    return prepare_model_for_kbit_training(NF4_TWICE(model), use_gradient_checkpointing=False)
+
+
+def lora(model, **options):
+    return get_peft_model(model, LoraConfig(**{"r": 16, "target_modules": "all-linear"} | options))
+
+
+def adapted(workload: Workload, base: Callable) -> Workload:
+    return workload.with_model(base).with_model(lora)
+
+
+ONE = {"per_device_train_batch_size": 1}
+CHECKPOINTED = ONE | {"activation_checkpointing": True}
+PAGED = CHECKPOINTED | {"optim": "paged_adamw_8bit"}
+QWEN3_14B = Qwen3Config(  # the shape of Qwen/Qwen3-14B
+    hidden_size=5120,
+    num_hidden_layers=40,
+    num_attention_heads=40,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=17408,
+    vocab_size=151936,
+    max_position_embeddings=40960,
+    tie_word_embeddings=False,
+    use_cache=False,
+)
+LLAMA2_13B = LlamaConfig(  # the shape of meta-llama/Llama-2-13b-hf
+    hidden_size=5120,
+    num_hidden_layers=40,
+    num_attention_heads=40,
+    intermediate_size=13824,
+    vocab_size=32000,
+    max_position_embeddings=4096,
+    tie_word_embeddings=False,
+    use_cache=False,
+)
+
+
+def quantized_steps() -> Iterator[tuple]:
+    """Llama-3.1-8B on a T4, one thing added after another."""
+    workload = language_modelling("llama-3.1-8b", length=1024)
+    steps = {
+        "LoRA on 16 bits": (half, ONE),
+        "8 bits": (INT8, ONE),
+        "nf4": (NF4, ONE),
+        "nf4, scales in 8 bits": (NF4_TWICE, ONE),
+        "+ checkpointing": (NF4_TWICE, CHECKPOINTED),
+        "+ paged_adamw_8bit": (NF4_TWICE, PAGED),
+        "prepared by peft": (prepared, PAGED),
+    }
+    for variant, (base, settings) in steps.items():
+        run = partial(predict, adapted(workload, base), gpu="T4", fp16=True, **settings)
+        yield "llama-3.1-8b", variant, run
+
+
+def quantized_lengths() -> Iterator[tuple]:
+    for length in (1024, 2048, 4096, 8192, 16384):
+        workload = adapted(language_modelling("llama-3.1-8b", length=length), NF4_TWICE)
+        run = partial(predict, workload, gpu="RTX 4090", bf16=True, **PAGED)
+        yield "llama-3.1-8b", length, run
+
+
+def adapted_in_16_bits(base: Callable, **options) -> Callable:
+    """LoRA as LitGPT and torchtune do it: adapters in bfloat16 as well."""
+
+    def change(model):
+        config = LoraConfig(**options)
+        model = get_peft_model(base(model), config, autocast_adapter_dtype=False)
+        for name, module in model.named_modules():
+            if name.endswith(("lora_A", "lora_B")):
+                module.to(torch.bfloat16)
+        return model
+
+    return change
+
+
+def chunked_loss(model):
+    """Cross-entropy over eight parts of the tokens; the logits of one part exist at a time."""
+    inner = model.get_base_model()
+    head, inner.lm_head = inner.lm_head, torch.nn.Identity()
+
+    def part(hidden, labels):
+        return F.cross_entropy(head(hidden).float(), labels, reduction="sum")
+
+    def loss(logits, labels, vocab_size=None, **_):
+        hidden, labels = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        parts = zip(hidden.chunk(8), labels.chunk(8), strict=True)
+        sums = [checkpoint(part, *each, use_reentrant=False) for each in parts]
+        return torch.stack(sums).sum() / len(labels)
+
+    inner.loss_function = loss
+    return model
+
+
+def quantized_published() -> Iterator[tuple]:
+    """LitGPT's rows and torchtune's, all in bfloat16."""
+    options = {"r": 8, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.05}
+    seven = language_modelling("llama-2-7b", length=1304)
+    sizes = {"7B": seven, "13B": replace(seven, config=LLAMA2_13B, name="llama-2-13b")}
+    bases = {"LoRA": half, "LoRA nf4": NF4, "LoRA nf4-dq": NF4_TWICE}
+    for (size, workload), (name, base) in itertools.product(sizes.items(), bases.items()):
+        changed = workload.with_model(adapted_in_16_bits(base, **options))
+        run = partial(predict, changed, gpu="A100-40GB", **ONE)
+        yield "litgpt-llama2", f"{size} {name}, micro-batch 1", run
+    layers = "q_proj v_proj o_proj gate_proj up_proj down_proj".split()
+    three = language_modelling("llama-3.2-3b", length=4096)
+    adapt = partial(adapted_in_16_bits, r=64, target_modules=layers)
+    settings = {"per_device_train_batch_size": 2, "activation_checkpointing": True}
+    for variant, changes in {
+        "LoRA": (adapt(half),),
+        "QLoRA": (adapt(NF4_TWICE),),
+        "LoRA, loss in parts": (adapt(half), chunked_loss),
+        "QLoRA, loss in parts": (adapt(NF4_TWICE), chunked_loss),
+    }.items():
+        workload = three
+        for change in changes:
+            workload = workload.with_model(change)
+        run = partial(predict, workload, gpu="A100-80GB", **settings)
+        yield "torchtune-llama3.2-3b", variant, run
+
+
+def quantized_cards() -> Iterator[tuple]:
+    """The whole recipe for four sizes of model."""
+    names = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-14b", "llama-3.1-70b")
+    bases = {"16 bits": half, "8 bits": INT8, "4 bits": NF4_TWICE, "4 bits, prepared": prepared}
+    for name, (variant, base) in itertools.product(names, bases.items()):
+        if name == "qwen3-14b":
+            workload = language_modelling("qwen3-8b", length=1024)
+            workload = replace(workload, config=QWEN3_14B, name=name)
+        else:
+            workload = language_modelling(name, length=1024)
+        run = partial(predict, adapted(workload, base), gpu="A100-80GB", bf16=True, **PAGED)
+        yield name, variant, run
+
+
+SETS = (quantized_steps, quantized_lengths, quantized_published, quantized_cards)

@@ -4,6 +4,7 @@ Lesson 16 writes the same classes and functions in its cells; here they serve th
 predictions and the GPU kit.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,18 +21,21 @@ CHUNKS = 32  # of the tokens of a micro-batch, in the loss
 class InBackward(torch.optim.Optimizer):
     """Updates each parameter as soon as its gradient is there, and drops the gradient.
 
-    `make` builds an optimizer for one parameter. Nothing may need all gradients at once: no
-    accumulation, no clipping by the norm, no scaler of fp16.
+    `make` builds an optimizer for one parameter. Each gradient is clipped by its own share of
+    `clip`, since nothing may need all of them at once: no accumulation, no clipping by the common
+    norm, no scaler of fp16.
     """
 
-    def __init__(self, parameters, lr: float, make: Callable):
+    def __init__(self, parameters, lr: float, make: Callable, clip: float = 1.0):
         super().__init__(parameters, {"lr": lr})
-        self.each = {}
-        for parameter in (p for p in self.param_groups[0]["params"] if p.requires_grad):
-            self.each[parameter] = make([parameter], lr=lr)
+        trained = [p for p in self.param_groups[0]["params"] if p.requires_grad]
+        self.each = {p: make([p], lr=lr) for p in trained}
+        self.limit = clip / math.sqrt(len(trained))
+        for parameter in trained:
             parameter.register_post_accumulate_grad_hook(self.update)
 
     def update(self, parameter) -> None:
+        torch.nn.utils.clip_grad_norm_([parameter], self.limit)
         own = self.each[parameter]
         own.param_groups[0]["lr"] = self.param_groups[0]["lr"]  # the scheduler sets it here
         own.step()
@@ -101,16 +105,16 @@ TWO = {"per_device_train_batch_size": 2}
 SAVED = {"activation_checkpointing": True}
 OFFLOADED = SAVED | {"activation_checkpointing_kwargs": {"offload": True}}
 PAGED = {"optim": "paged_adamw_8bit"}
-UNCLIPPED = {"max_grad_norm": 0}
+OWN_CLIPPING = {"max_grad_norm": 0}
 SMALL = (bf16_weights, chunked_loss)
 
 CLASSIC = (  # bert-large-uncased, 512 tokens, weights in float32
     Step("plain", ONE),
     Step("+ checkpointing", ONE | SAVED),
     Step("+ paged 8-bit AdamW", ONE | SAVED | PAGED),
-    Step("+ update inside backward", ONE | SAVED | UNCLIPPED, (), in_backward),
-    Step("+ bf16", ONE | SAVED | UNCLIPPED | {"bf16": True}, (), in_backward),
-    Step("+ offloading", ONE | OFFLOADED | UNCLIPPED | {"bf16": True}, (), in_backward),
+    Step("+ update inside backward", ONE | SAVED | OWN_CLIPPING, (), in_backward),
+    Step("+ bf16", ONE | SAVED | OWN_CLIPPING | {"bf16": True}, (), in_backward),
+    Step("+ offloading", ONE | OFFLOADED | OWN_CLIPPING | {"bf16": True}, (), in_backward),
 )
 DECODER = (  # llama-3.2-3b, 4,096 tokens
     Step("mixed precision", TWO | {"bf16": True}),
@@ -118,7 +122,7 @@ DECODER = (  # llama-3.2-3b, 4,096 tokens
     Step("+ loss in chunks", TWO, SMALL),
     Step("+ checkpointing", TWO | SAVED, SMALL),
     Step("+ paged 8-bit AdamW", TWO | SAVED | PAGED, SMALL),
-    Step("+ update inside backward", TWO | SAVED | UNCLIPPED, SMALL, in_backward),
+    Step("+ update inside backward", TWO | SAVED | OWN_CLIPPING, SMALL, in_backward),
     Step("LoRA", TWO | SAVED, (*SMALL, lora)),
     Step("QLoRA", TWO | SAVED, (bf16_weights, nf4, chunked_loss, lora)),
     Step("QLoRA + offloading", TWO | OFFLOADED, (bf16_weights, nf4, chunked_loss, lora)),

@@ -1,8 +1,12 @@
 """Predict, measure and judge the GPU memory of training: the helpers that every lesson imports."""
 
+import gc
+
+import torch
+
 from . import show
 from .hardware import describe, device, gib, gpu, supports
-from .memory import free, measure
+from .memory import free, live_bytes, measure
 from .prediction import Prediction, predict
 from .runs import Run, compare, load, record
 from .training import train
@@ -12,3 +16,9 @@ __all__ = (
     "Prediction Run Workload compare describe device free gib gpu language_modelling load measure "
     "predict record show supports text_classification train"
 ).split()
+
+# What the imports made stays for good. Sweeping it again and again takes longer than the steps of
+# a short run; but what a reader made before importing helpers must still be seen and swept.
+if live_bytes() < 2**20 and not torch.cuda.is_initialized():
+    gc.collect()
+    gc.freeze()

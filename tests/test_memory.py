@@ -1,5 +1,8 @@
 """`measure` against tensors of known sizes, on a CPU and on a mocked accelerator."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -171,3 +174,16 @@ def test_the_peak_on_a_real_card():
 )
 def test_sizes_as_text(n, text):
     assert gib(n) == text
+
+
+@pytest.mark.parametrize("made_first", [False, True])
+def test_imports_are_swept_once_and_what_stood_before_them_stays_seen(made_first):
+    code = f"""
+import gc, torch
+mine = torch.ones(2**20) if {made_first} else None
+import helpers
+new = torch.ones(2**18)
+print(gc.get_freeze_count() > 0, helpers.memory.live_bytes() >= 2**22 * {made_first} + 2**20)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(not made_first), "True"]

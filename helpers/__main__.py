@@ -19,6 +19,9 @@ class Parser(argparse.ArgumentParser):
 
 
 TASKS = tuple(workloads.MODELS)
+FACTS = (  # what --json says of a prediction
+    "workload peak_allocated peak_reserved used context by_category fits seconds note"
+).split()
 
 
 def setting(text: str) -> tuple[str, object]:
@@ -35,21 +38,9 @@ def setting(text: str) -> tuple[str, object]:
 def predict_command(options: argparse.Namespace) -> str:
     workload = getattr(workloads, options.task)(options.size, length=options.length)
     found = predict(workload, gpu=options.gpu, **dict(map(setting, options.settings)))
-    facts = {
-        "peak_allocated": found.peak_allocated,
-        "peak_reserved": found.peak_reserved,
-        "used": found.used,
-        "context": found.context,
-        "by_category": found.by_category,
-        "fits": found.fits,
-        "gpu": found.device,
-        "workload": found.workload,
-        "note": found.note,
-        "seconds": round(found.seconds, 2),
-        "versions": versions(),
-    }
     if options.json:
-        return json.dumps(facts, indent=2)
+        facts = {"gpu": found.device} | {name: getattr(found, name) for name in FACTS}
+        return json.dumps(facts | {"versions": versions()}, indent=2)
     lines = [f"{found.workload}, predicted for {found.device} in {found.seconds:.1f} s"]
     lines += [f"  {category:17}{gib(n):>12}" for category, n in found.by_category.items()]
     lines.append(f"{'peak allocated':19}{gib(found.peak_allocated):>12}")

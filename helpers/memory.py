@@ -62,7 +62,8 @@ def measure() -> Iterator[Usage]:
             yield usage
         now = peak = 0
         events = profile.profiler.kineto_results.events()
-        for event in sorted((e for e in events if e.name() == "[memory]"), key=_start):
+        memory = (e for e in events if e.name() == "[memory]")
+        for event in sorted(memory, key=lambda e: e.start_ns()):
             now += event.nbytes()
             peak = max(peak, now)
         usage.peak_allocated = usage.start + peak
@@ -83,10 +84,6 @@ def _accelerator(name: str) -> int | None:
         return getattr(torch.accelerator, name)()
     except (NotImplementedError, RuntimeError):
         return None
-
-
-def _start(event) -> int:
-    return event.start_ns()
 
 
 def free() -> None:

@@ -31,7 +31,7 @@ from transformers.training_args import OptimizerNames
 from . import hardware
 from .hardware import GPU, device, forget_libraries, supports, this_gpu
 from .runs import CATEGORIES
-from .workloads import OPTIMIZER_INSTANCE, Workload, check_settings
+from .workloads import Workload, check_settings
 
 aten, MiB = torch.ops.aten, 2**20
 in_backward = torch._C._current_graph_task_id  # -1 outside of a backward pass
@@ -348,27 +348,26 @@ def _bitsandbytes(cuda: bool) -> Iterator[None]:
     from bitsandbytes.autograd import _functions
     from bitsandbytes.backends.default import ops
 
-    library = torch.ops.bitsandbytes
+    library, tables = torch.ops.bitsandbytes, bitsandbytes.functional
 
     def multiply_8bit(A, B, rows, columns, bias=None, dtype=None):  # backends/cuda/ops.py
         product = library.int8_linear_matmul.default(A, B)
         return library.int8_mm_dequant.default(product, rows, columns, bias=bias).to(dtype)
 
-    patches = [
-        patch.object(kind, "__new__", _quantized(kind))
-        for kind in (bitsandbytes.nn.Params4bit, bitsandbytes.nn.Int8Params)
-    ]
-    patches.append(patch.object(library.gemm_4bit, "default", ops._gemm_4bit_default_impl))
-    # The table of 256 values, which each optimizer makes anew, one value after another.
-    tables = bitsandbytes.functional
-    patches.append(patch.object(tables, "create_dynamic_map", lambda *_, **__: torch.empty(256)))
-    patches.append(patch.dict(tables.name2qmap, clear=True))
-    if cuda:
-        patches.append(patch.object(library.int8_scaled_mm, "default", multiply_8bit))
-        patches.append(patch.object(_functions, "MatMul8bitFp", _functions.MatMul8bitLt))
     with ExitStack() as stack:
-        for each in patches:
-            stack.enter_context(each)
+
+        def put(owner, name, value):
+            stack.enter_context(patch.object(owner, name, value))
+
+        for kind in (bitsandbytes.nn.Params4bit, bitsandbytes.nn.Int8Params):
+            put(kind, "__new__", _quantized(kind))
+        put(library.gemm_4bit, "default", ops._gemm_4bit_default_impl)
+        # The table of 256 values, which each optimizer makes anew, one value after another.
+        put(tables, "create_dynamic_map", lambda *_, **__: torch.empty(256))
+        stack.enter_context(patch.dict(tables.name2qmap, clear=True))
+        if cuda:
+            put(library.int8_scaled_mm, "default", multiply_8bit)
+            put(_functions, "MatMul8bitFp", _functions.MatMul8bitLt)
         yield
 
 
@@ -381,9 +380,10 @@ class Allocator:
     """
 
     def __init__(self):
+        self.blocks: dict[int, tuple[int, bool, bool]] = {}  # address: (size, small, is_free)
+        self.ends: dict[int, int] = {}  # where a block ends: its address
         self.free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, address)
-        self.blocks: dict[int, list] = {}  # address: [size, previous, next, small, is_free]
-        self.where: dict[int, int] = {}
+        self.where: dict[int, int] = {}  # a tensor's number: its address
         self.reserved = self.peak = self.top = 0
 
     def step(self, i: int, size: int) -> None:
@@ -401,55 +401,47 @@ class Allocator:
         pool = self.free[small]
         k = bisect.bisect_left(pool, (size, 0))
         if k < len(pool):
-            address = pool.pop(k)[1]
+            address = pool[k][1]
+            block = self.take(address)
         else:
-            segment = 2 * MiB if small else 20 * MiB
-            if size >= 10 * MiB:
-                segment = -(-size // (2 * MiB)) * 2 * MiB
-            address, self.top = self.top, self.top + segment + 2 * MiB
-            self.blocks[address] = [segment, None, None, small, True]
-            self.reserved += segment
+            own = -(-size // (2 * MiB)) * 2 * MiB
+            block = 2 * MiB if small else own if size >= 10 * MiB else 20 * MiB
+            # The gap keeps blocks of two segments from being neighbours.
+            address, self.top = self.top, self.top + block + 2 * MiB
+            self.reserved += block
             self.peak = max(self.peak, self.reserved)
-        block = self.blocks[address]
-        block[4] = False
+        if block - size >= (512 if small else MiB + 1):
+            self.put(address + size, block - size, small, True)
+            block = size
+        self.put(address, block, small, False)
         self.where[i] = address
-        if block[0] - size >= (512 if small else MiB + 1):
-            rest = address + size
-            self.blocks[rest] = [block[0] - size, address, block[2], small, True]
-            if block[2] is not None:
-                self.blocks[block[2]][1] = rest
-            block[0], block[2] = size, rest
-            bisect.insort(pool, (self.blocks[rest][0], rest))
 
     def release(self, i: int) -> None:
         address = self.where.pop(i)
-        _, before, after, small, _ = self.blocks[address]
-        pool = self.free[small]
-        if after is not None and self.blocks[after][4]:
-            pool.remove((self.blocks[after][0], after))
-            self._join(address, after)
-        if before is not None and self.blocks[before][4]:
-            pool.remove((self.blocks[before][0], before))
-            self._join(before, address)
-            address = before
-        self.blocks[address][4] = True
-        bisect.insort(pool, (self.blocks[address][0], address))
+        small, size = self.blocks[address][1], self.take(address)
+        for near in (address + size, self.ends.get(address)):
+            if near in self.blocks and self.blocks[near][2]:
+                size += self.take(near)
+                address = min(address, near)
+        self.put(address, size, small, True)
 
     def empty_cache(self) -> None:
-        for pool in self.free.values():
-            for size, address in list(pool):
-                _, before, after, *_ = self.blocks[address]
-                if before is None and after is None:  # the block is a whole segment
-                    pool.remove((size, address))
-                    del self.blocks[address]
-                    self.reserved -= size
+        for size, address in [*self.free[True], *self.free[False]]:
+            if address not in self.ends and address + size not in self.blocks:  # a whole segment
+                self.reserved -= self.take(address)
 
-    def _join(self, left: int, right: int) -> None:
-        gone = self.blocks.pop(right)
-        self.blocks[left][0] += gone[0]
-        self.blocks[left][2] = gone[2]
-        if gone[2] is not None:
-            self.blocks[gone[2]][1] = left
+    def put(self, address: int, size: int, small: bool, is_free: bool) -> None:
+        self.blocks[address] = size, small, is_free
+        self.ends[address + size] = address
+        if is_free:
+            bisect.insort(self.free[small], (size, address))
+
+    def take(self, address: int) -> int:
+        size, small, is_free = self.blocks.pop(address)
+        del self.ends[address + size]
+        if is_free:
+            self.free[small].remove((size, address))
+        return size
 
 
 # --------------------------------------------------------------------------------------- predict
@@ -493,12 +485,10 @@ def predict(
     predicted as bf16 (the same bytes), tf32 as fp32. ValueError for an unknown or refused setting.
     """
     card = _card(gpu)
-    if optimizer is not None and not callable(optimizer):
-        raise ValueError(OPTIMIZER_INSTANCE)
     is_workload = isinstance(workload, Workload)
     if not is_workload and (settings or optimizer):
         raise ValueError("a function of your own takes no settings: put them inside of it")
-    arguments, note = _fake_arguments(workload, settings, card) if is_workload else ({}, "")
+    arguments, note = _fake_arguments(settings, optimizer, card) if is_workload else ({}, "")
 
     def run():
         if not is_workload:
@@ -556,9 +546,9 @@ def _card(name: str) -> GPU | None:
     return None if name == "cpu" else hardware.gpu(name)
 
 
-def _fake_arguments(workload: Workload, settings: dict, card: GPU | None) -> tuple[dict, str]:
+def _fake_arguments(settings: dict, optimizer, card: GPU | None) -> tuple[dict, str]:
     """The settings for the run on fake tensors, and a note where they stand for something else."""
-    check_settings(settings, on_cpu=card is None)
+    check_settings(settings, optimizer, on_cpu=card is None)
     for key, value in settings.items():
         why = next((why for name, why in REFUSED.items() if value and key.startswith(name)), "")
         if key == "optim" and OptimizerNames(value).value in REFUSED_OPTIMIZERS:

@@ -11,6 +11,10 @@ from .hardware import GIB, data_file, gib, suggest, versions
 
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
 SIZES = {"allocated": "peak_allocated", "reserved": "peak_reserved", "used": "used"}
+COLUMNS = (  # what a recorded row takes from a run or a prediction as it is
+    "name kind device workload settings peak_allocated peak_reserved used context seconds "
+    "samples_per_second tokens_per_second"
+).split()
 
 
 @dataclass
@@ -70,27 +74,14 @@ def settings_text(settings: dict[str, Any]) -> str:
 
 def row(item) -> dict[str, Any]:
     """A `Run` or a `Prediction` as one flat record, in bytes and seconds."""
-    categories = getattr(item, "by_category", {})
+    cells = {column: getattr(item, column, None) for column in COLUMNS}
+    cells["settings"] = settings_text(item.settings)
     losses = getattr(item, "losses", None) or [None]
-    return {
-        "name": item.name,
-        "kind": item.kind,
-        "device": item.device,
-        "workload": item.workload,
-        "settings": settings_text(item.settings),
-        "peak_allocated": item.peak_allocated,
-        "peak_reserved": item.peak_reserved,
-        "used": item.used,
-        "context": getattr(item, "context", None),
-        "seconds": item.seconds,
-        "samples_per_second": getattr(item, "samples_per_second", None),
-        "tokens_per_second": getattr(item, "tokens_per_second", None),
-        "first_loss": losses[0],
-        "last_loss": losses[-1],
-        **{c.replace(" ", "_"): categories.get(c) for c in CATEGORIES},
-        **{library: versions().get(library) for library in ("torch", "transformers")},
-        "date": datetime.datetime.now().isoformat(timespec="seconds"),
-    }
+    cells |= {"first_loss": losses[0], "last_loss": losses[-1]}
+    categories = getattr(item, "by_category", {})
+    cells |= {c.replace(" ", "_"): categories.get(c) for c in CATEGORIES}
+    cells |= {library: versions().get(library) for library in ("torch", "transformers")}
+    return cells | {"date": datetime.datetime.now().isoformat(timespec="seconds")}
 
 
 def compare(*items) -> pd.DataFrame:

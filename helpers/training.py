@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from .hardware import device
 from .memory import free, live_bytes, measure
 from .runs import Run
-from .workloads import OFFLINE, OPTIMIZER_INSTANCE, Workload, check_settings
+from .workloads import OFFLINE, Workload, check_settings
 
 WARM_UP = 2  # steps that are not timed: the first ones set up kernels and optimizer states
 STEPS = 12
@@ -90,9 +90,7 @@ def train(
     Nothing of the run stays in memory. OutOfMemoryError says what to change.
     """
     on_cpu = device().type == "cpu"
-    check_settings(settings, on_cpu)
-    if optimizer is not None and not callable(optimizer):
-        raise ValueError(OPTIMIZER_INSTANCE)
+    check_settings(settings, optimizer, on_cpu)
     length = {} if {"max_steps", "num_train_epochs"} & settings.keys() else {"max_steps": STEPS}
     free()
     foreign = live_bytes() if on_cpu else 0  # a CPU's memory holds other things than this run

@@ -36,10 +36,6 @@ LARGE = {  # name in data/configs, where the weights are, tokens in a sample
     "language_modelling": ("tinyllama-1.1b", "TinyLlama/TinyLlama_v1.1", 2048),
 }
 OFFLINE = "random weights, because the hub cannot be reached: memory and speed are the same"
-OPTIMIZER_INSTANCE = (
-    "optimizer takes a function (model, args) that returns an optimizer, not an optimizer: "
-    "that one belongs to a model, and each run builds its own"
-)
 # Names of the guides' years that today's TrainingArguments no longer has, or is about to drop.
 RENAMED = {
     "evaluation_strategy": "eval_strategy",
@@ -50,6 +46,7 @@ RENAMED = {
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
     "batch_size": "per_device_train_batch_size",
 }
+SAME_ON_CPU = {"fp16": "use bf16=True (the same bytes)", "tf32": "leave it out"}
 
 
 @dataclass(frozen=True)
@@ -95,10 +92,8 @@ class Workload:
                 model = auto.from_pretrained(self.weights, **options)
             except SafetensorError as error:
                 ours = data_file("cache") in Path(self.weights).parents
-                remedy = (
-                    "delete that folder, it is made anew" if ours else "save or fetch them again"
-                )
-                raise ValueError(f"the weights in {self.weights} are damaged: {remedy}") from error
+                remedy = "delete that folder, it is made anew" if ours else "save or fetch it again"
+                raise ValueError(f"{self.weights} holds damaged weights: {remedy}") from error
         else:
             model = auto.from_config(config, dtype=torch.float32)
         for change in self.changes:
@@ -168,33 +163,34 @@ def accuracy(prediction) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
-def check_settings(settings: dict, on_cpu: bool) -> None:
+def check_settings(settings: dict, optimizer: Callable | None, on_cpu: bool) -> None:
     """ValueError, with the remedy, for an unknown setting or one that a CPU would ignore."""
     known = {f.name: f.default for f in fields(TrainingArguments) if f.init}
-    for name in settings:
+    counts = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    optimizers = [name.value for name in OptimizerNames]
+    if optimizer is not None and not callable(optimizer):
+        raise ValueError(
+            "optimizer takes a function (model, args) that returns an optimizer, not an "
+            "optimizer: that one belongs to a model, and each run builds its own"
+        )
+    for name, value in settings.items():
         if name in RENAMED:
             raise ValueError(f"{name!r} is called {RENAMED[name]!r} in today's transformers")
         if name not in known:
             raise ValueError(suggest(name, known, "keyword of TrainingArguments"))
-    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
-        if not isinstance(size := settings.get(name, 1), int) or size < 1:
-            raise ValueError(f"{name}={size!r} is impossible: it is a whole number from 1 on")
-    for name, value in settings.items():
+        if name in counts and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name}={value!r} is impossible: it is a whole number from 1 on")
         if isinstance(value, str) and type(known[name]) in (int, float):
             raise ValueError(f"{name}={value!r} is not a number")
-    optimizers = [name.value for name in OptimizerNames]
-    if settings.get("optim", "sgd") not in optimizers:
-        raise ValueError(suggest(settings["optim"], optimizers, "optimizer"))
-    if on_cpu and (settings.get("activation_checkpointing_kwargs") or {}).get("offload"):
-        raise ValueError(
-            "a CPU has nowhere to offload to: leave offload out, or predict for a card"
-        )
-    for name, instead in {"fp16": "use bf16=True (the same bytes)", "tf32": "leave it out"}.items():
-        if on_cpu and settings.get(name):
+        if name == "optim" and value not in optimizers:
+            raise ValueError(suggest(value, optimizers, "optimizer"))
+        if on_cpu and value and name in SAME_ON_CPU:
             raise ValueError(
-                f"{name}=True does nothing on a CPU, it would train in fp32: {instead}, "
+                f"{name}=True does nothing on a CPU, it would train in fp32: {SAME_ON_CPU[name]}, "
                 'or predict it for a card with gpu="T4"'
             )
+    if on_cpu and (settings.get("activation_checkpointing_kwargs") or {}).get("offload"):
+        raise ValueError("a CPU has nowhere to offload to: predict it for a card, or leave it out")
 
 
 def text_classification(size: str = "auto", **options) -> Workload:

@@ -36,16 +36,14 @@ class Expandable(Allocator):
 
     def grow(self, small: bool, size: int) -> None:
         page = (2 if small else 20) * MiB
-        last = max((a for a, block in self.blocks.items() if block[3] == small), default=None)
-        length, *_, is_free = self.blocks[last] if last is not None else (0, False)
+        mine = [a for a, block in self.blocks.items() if block[1] == small]
+        last = max(mine, default=0 if small else 2**50)
+        length, _, is_free = self.blocks.get(last, (0, small, False))
         new = -(-(size - length * is_free) // page) * page
-        end = last + length if last is not None else 0 if small else 2**50
-        self.blocks[end] = [new, last, None, small, False]
-        if last is not None:
-            self.blocks[last][2] = end
+        self.put(last + length, new, small, False)
         self.reserved += new
         self.peak = max(self.peak, self.reserved)
-        self.where["new"] = end
+        self.where["new"] = last + length
         self.release("new")
 
 

@@ -15,6 +15,12 @@ COLOURS = dict(
     zip(CATEGORIES, ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#999999"], strict=True)
 )
 HATCHES = dict(zip(CATEGORIES, ["", "//", "..", "xx", "\\\\"], strict=True))
+# What every figure shares, so that a lesson draws one with a line of pandas: `table.plot()`.
+STYLE = {"figure.figsize": (7, 3.2), "figure.constrained_layout.use": True}
+STYLE |= {"legend.frameon": False, "legend.fontsize": 8, "hatch.linewidth": 0.5}
+LINES = plt.cycler(color=[*COLOURS.values(), "#D55E00"])
+LINES += plt.cycler(linestyle=["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1))])
+plt.rcParams.update(STYLE | {"axes.prop_cycle": LINES})
 
 
 def figure(fig, alt: str) -> None:
@@ -32,7 +38,7 @@ def source(obj) -> None:
 
 def bars(rows: dict[str, dict[str, float]], alt: str, title: str = "", limit=None) -> None:
     """Horizontal bars of bytes by category, one a row; a dashed line at `limit` bytes."""
-    fig, ax = plt.subplots(figsize=(7, 1.1 + 0.5 * len(rows)), layout="constrained")
+    fig, ax = plt.subplots(figsize=(7, 1.1 + 0.5 * len(rows)))
     left = np.zeros(len(rows))
     for category in CATEGORIES:
         sizes = np.array([row.get(category, 0) / GIB for row in rows.values()])
@@ -48,13 +54,13 @@ def bars(rows: dict[str, dict[str, float]], alt: str, title: str = "", limit=Non
     ax.margins(x=0.12)
     ax.invert_yaxis()
     ax.set(xlabel="GiB allocated at the peak", title=title)
-    fig.legend(ncols=len(CATEGORIES), loc="outside lower center", frameon=False, fontsize=8)
+    fig.legend(ncols=len(CATEGORIES), loc="outside lower center")
     figure(fig, alt)
 
 
 def timeline(prediction, alt: str, title: str = "") -> None:
     """One step of a prediction: bytes by category while operation follows operation."""
-    fig, ax = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    fig, ax = plt.subplots(figsize=(7, 3.6))
     data = prediction.timeline / GIB
     ax.stackplot(
         np.arange(len(data)),
@@ -72,5 +78,5 @@ def timeline(prediction, alt: str, title: str = "") -> None:
         ax.text(at, top * 1.03, f" {phase} ", fontsize=8, ha=side)
     ax.set(xlim=(0, len(data)), ylim=(0, top * 1.12), ylabel="GiB allocated", title=title)
     ax.set_xlabel("one step, operation by operation (not to the scale of time)")
-    fig.legend(ncols=len(CATEGORIES), loc="outside lower center", frameon=False, fontsize=8)
+    fig.legend(ncols=len(CATEGORIES), loc="outside lower center")
     figure(fig, alt)

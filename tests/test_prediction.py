@@ -370,6 +370,14 @@ def test_what_is_saved_on_the_host_is_not_on_the_gpu():
     assert saved == sum(packed.values()) - MiB == 4 * MiB
 
 
+def test_no_table_of_8_bit_values_is_computed(bert, monkeypatch):
+    def computed(*_, **__):  # one value after another, as fake tensors: minutes
+        raise AssertionError("the table of quantized values was computed")
+
+    monkeypatch.setattr(bnb.functional, "create_dynamic_map", computed)
+    assert on("T4", bert, optim="adamw_bnb_8bit").by_category["optimizer states"]
+
+
 def test_paged_states_are_not_on_the_gpu(bert):
     states = {
         (optim, card): on(card, bert, optim=optim).by_category["optimizer states"]

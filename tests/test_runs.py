@@ -154,7 +154,7 @@ def course(tmp_path, monkeypatch):
 
 def test_what_is_recorded_can_be_read(course):
     settings = {"bf16": True, "optimizer": make_run}
-    path = record("01", make_prediction(), make_run(settings=settings))
+    path = record("01", make_prediction(context=7), make_run(settings=settings, used=GIB))
     assert path == course / "build" / "runs" / "01.csv"
     table = pd.read_csv(path)
     assert table["lesson"].astype(str).tolist() == ["1", "1"]  # a CSV has no text "01"
@@ -168,6 +168,10 @@ def test_what_is_recorded_can_be_read(course):
     assert (table["first_loss"][1], table["last_loss"][1]) == (5.5, 2.25)
     assert table["torch"].notna().all() and table["transformers"].notna().all()
     assert datetime.datetime.fromisoformat(table["date"][0])
+    assert (table["context"][0], table["used"][1], table["seconds"][1]) == (7, GIB, 2)
+    assert (table["samples_per_second"][1], table["tokens_per_second"][1]) == (20, 2560)
+    assert table["name"][1] == "baseline" and table["device"][1] == "cpu"
+    assert table["workload"][1] == "tiny BERT, 128 tokens" and "peak_reserved" in table
 
 
 def test_recording_appends(course):

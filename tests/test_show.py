@@ -1,0 +1,66 @@
+"""Pictures: alternative text, figures told apart without colour, sources as they are."""
+
+import inspect
+import types
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from helpers import gib, show
+from helpers.runs import CATEGORIES
+
+GIB = 2**30
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What was displayed, and each figure as it was when it was saved."""
+    found = types.SimpleNamespace(displayed=[], figures=[])
+    monkeypatch.setattr(show, "display", lambda obj, **rest: found.displayed.append((obj, rest)))
+    close = plt.close
+    monkeypatch.setattr(plt, "close", lambda fig: (found.figures.append(fig), close(fig)))
+    return found
+
+
+def test_a_figure_is_a_png_with_alternative_text_and_is_closed(shown):
+    fig, _ = plt.subplots()
+    show.figure(fig, "It falls.")
+    ((image, rest),) = shown.displayed
+    assert image.data.startswith(b"\x89PNG") and image.alt == "It falls."
+    assert rest == {"metadata": {"image/png": {"alt": "It falls."}}}
+    assert not plt.fignum_exists(fig.number)
+
+
+def test_lines_are_told_apart_without_colour(shown):
+    ax = pd.DataFrame(np.eye(6)).plot()
+    dashes = {str(line._unscaled_dash_pattern) for line in ax.lines}  # "--" for all but solid
+    assert len(dashes) == len({line.get_color() for line in ax.lines}) == 6
+    show.figure(ax.figure, "Six lines.")
+
+
+def test_bars_stack_the_categories_and_name_the_total(shown):
+    one = dict(zip(CATEGORIES, (n * GIB for n in range(1, 6)), strict=True))
+    show.bars({"one": one, "two": {"parameters": GIB // 8}}, "One is longer.", limit=10 * GIB)
+    (ax,) = shown.figures[0].axes
+    widths = [[patch.get_width() for patch in group] for group in ax.containers]
+    assert widths == [[1, 0.125], [2, 0], [3, 0], [4, 0], [5, 0]]
+    assert [text.get_text().strip() for text in ax.texts] == ["15.00", "0.125"]
+    assert ax.lines[0].get_xdata()[0] == 10
+    assert len({group[0].get_hatch() for group in ax.containers}) == len(CATEGORIES)
+
+
+def test_a_timeline_draws_each_category_and_names_the_phases(shown):
+    bytes_now = np.arange(20).reshape(4, 5) * GIB
+    phases = [(0, "forward"), (1, "backward"), (3, "optimizer step")]
+    show.timeline(types.SimpleNamespace(timeline=bytes_now, phases=phases), "It rises.")
+    (ax,) = shown.figures[0].axes
+    assert [area.get_label() for area in ax.collections] == list(CATEGORIES)
+    assert [text.get_text().strip() for text in ax.texts] == [name for _, name in phases]
+    assert ax.get_ylim()[1] > bytes_now.sum(axis=1).max() / GIB
+
+
+def test_a_source_is_shown_as_it_is(shown):
+    show.source(gib)
+    assert inspect.getsource(gib).rstrip() in shown.displayed[0][0].data

@@ -1,6 +1,7 @@
 """Peak memory of a block of code, and starting clean for the next one."""
 
 import gc
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .hardware import device, forget_libraries, gib
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would announce each start and stop
 __all__ = ["Usage", "free", "gib", "live_bytes", "measure"]
 
 

@@ -5,6 +5,7 @@ import copy
 import difflib
 import os
 import shutil
+import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable
@@ -98,6 +99,8 @@ class Workload:
             model = auto.from_config(config, dtype=torch.float32)
         for change in self.changes:
             model = change(model)
+            if not isinstance(model, torch.nn.Module):
+                raise ValueError("a function given to with_model must return the model")
         return model.train()
 
     def collate(self, samples: list[dict]) -> dict[str, torch.Tensor]:
@@ -316,6 +319,7 @@ def _pretrain(workload: Workload, steps: int = 400) -> Path:
     """The folder of the tiny model's weights, trained on first use."""
     folder = _cache(f"{workload.task}-{workload.length}")
     if not (folder / "model.safetensors").is_file():
+        print("training the tiny model, once: about a minute", file=sys.stderr)
         trainer = workload.trainer(max_steps=steps, per_device_train_batch_size=16)
         trainer.train()
         shutil.rmtree(folder, ignore_errors=True)  # one that lost its weights
@@ -416,23 +420,18 @@ def _texts(classify: bool, length: int, table, model: str, split: str) -> datase
 
 def _read(data: str, columns: list[str]):
     """A reader's own table: a local CSV, JSON or Parquet file, or a data set on the hub."""
-    path = Path(data).expanduser()
-    kind = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}.get(
-        path.suffix
-    )
-    if path.is_file() and kind:
-        try:
-            table = datasets.load_dataset(kind, data_files=str(path), split="train").to_pandas()
-        except Exception as error:  # each kind of file fails in its own way
-            raise ValueError(
-                f"{data} is not a readable {kind.upper()} file: is it whole?"
-            ) from error
-    elif kind or data.startswith((".", "/", "~")) or path.exists():
+    path, source, files = Path(data).expanduser(), data, None
+    kind = {".jsonl": "json"}.get(path.suffix, path.suffix[1:])
+    if path.is_file() and kind in ("csv", "json", "parquet"):
+        source, files = kind, str(path)
+    elif path.exists() or data.startswith((".", "/", "~")) or kind in ("csv", "json", "parquet"):
         raise FileNotFoundError(f"{data} is not a CSV, JSON or Parquet file on this machine")
     elif not online():
         raise ConnectionError(f"data set {data!r}: the hub cannot be reached, give a local file")
-    else:
-        table = datasets.load_dataset(data, split="train").to_pandas()
+    try:
+        table = datasets.load_dataset(source, data_files=files, split="train").to_pandas()
+    except Exception as error:  # each kind of file fails in its own way
+        raise ValueError(f"{data} cannot be read as a data set: is it whole?") from error
     missing = [column for column in columns if column not in table]
     if missing:
         raise ValueError(f"{data} has the columns {list(table.columns)}, but no {missing[0]!r}")

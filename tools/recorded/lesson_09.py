@@ -26,7 +26,7 @@ ORDERS = {
 
 
 class Expandable(Allocator):
-    """One segment for each pool, which grows at its end by pages: see the lesson."""
+    """One segment for each pool, which grows at its end by pages."""
 
     def malloc(self, i: int, size: int) -> None:
         small = size <= MiB

@@ -14,6 +14,8 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
+import gpu_kit
+
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "data"
 IDS = [
@@ -167,6 +169,31 @@ def published_problems(rows: pd.DataFrame) -> list[str]:
     return found
 
 
+def scoreboard_problems(board: pd.DataFrame) -> list[str]:
+    tables = {"predicted": ("predictions.csv", ["set", "run", "variant"])}
+    tables["published"] = ("measurements/published.csv", ["set", "run"])
+    known = {
+        kind: set(read(name)[keys].agg(" / ".join, axis=1)) for kind, (name, keys) in tables.items()
+    }
+    known["own"] = {
+        f"{name} / {job.run}" for name, jobs in gpu_kit.SECTIONS.items() for job in jobs()
+    }
+    pairs = list(zip(board.question, board.method, strict=True))
+    methods = list(dict.fromkeys(board.method))
+    found = [] if pairs == [(q, m) for q in ("speed", "memory") for m in methods] else ["row order"]
+    for row in board.to_dict("records"):
+        name = f"{row['question']}, {row['method']}"
+        if row["claimed"] not in ("yes", "no", "maybe"):
+            found.append(f"{name}: claimed {row['claimed']!r}")
+        if not row["judged"] or not (row["predicted"] or row["predicted_with"]):
+            found.append(f"{name}: nothing judged or predicted")
+        for kind, names in known.items():
+            pair = {row[f"{kind}_with"], row[f"{kind}_without"]}
+            if pair != {""} and (len(pair) < 2 or not pair <= names):
+                found.append(f"{name}: no such pair of {kind} rows")
+    return found
+
+
 def test_claims():
     assert len(IDS) == 167 and len(LESSONS) == 23
     assert claim_problems(read("claims.csv"), notebook_cells()) == []
@@ -265,6 +292,26 @@ def test_published_measurements():
 def test_a_planted_defect_in_the_measurements_is_caught(defect, message):
     found = published_problems(defect(read("measurements/published.csv")))
     assert any(message in problem for problem in found)
+
+
+def test_scoreboard():
+    assert scoreboard_problems(read("scoreboard.csv")) == []
+
+
+@pytest.mark.parametrize(
+    ("defect", "message"),
+    [
+        (drop_last, "row order"),
+        (swap_two, "row order"),
+        (put(0, "claimed", ""), "speed, batch size: claimed ''"),
+        (put(0, "judged", ""), "speed, batch size: nothing judged or predicted"),
+        (put(-1, "predicted_with", ""), "memory, PEFT: no such pair of predicted rows"),
+        (put(0, "published_with", "no / row"), "speed, batch size: no such pair of published rows"),
+        (put(0, "own_without", ""), "speed, batch size: no such pair of own rows"),
+    ],
+)
+def test_a_planted_defect_in_the_scoreboard_is_caught(defect, message):
+    assert message in scoreboard_problems(defect(read("scoreboard.csv")))
 
 
 def test_every_configuration_has_a_published_count():

@@ -5,6 +5,7 @@ A rule is a function of a notebook and its path; it returns one sentence per pro
 
 import ast
 import re
+import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote
@@ -29,9 +30,10 @@ SECTIONS = (
     "In this lesson",
     "References",
 )
-CELLS = range(30, 61)
-WORDS = range(800, 2_001)
+CELLS = range(35, 56)
+WORDS = range(900, 1_801)
 CODE_LINES = 25
+USUAL_LINES = 8  # half of the code cells have no more
 SIZE = 300_000  # bytes
 # A path that follows a letter or a slash is part of a web address.
 MACHINE_PATH = re.compile(
@@ -448,6 +450,18 @@ def length_is_right(nb: NotebookNode, path: Path) -> list[str]:
     return problems
 
 
+def code_is_light(nb: NotebookNode, path: Path) -> list[str]:
+    """The median of the code cells, in lines that are read; the first is the Colab cell."""
+    lines = [
+        sum(1 for line in cell.source.splitlines() if line.strip() not in ("", CHECK))
+        for cell in code(nb)[1:]
+    ]
+    usual = statistics.median(lines or [0])
+    if usual <= USUAL_LINES:
+        return []
+    return [f"half of the code cells have more than {USUAL_LINES} lines: the median is {usual:g}"]
+
+
 def exercises_have_solutions(nb: NotebookNode, path: Path) -> list[str]:
     """Two or three, each with a check cell, and the same headings in the solutions."""
     problems = []
@@ -514,6 +528,7 @@ LESSONS: tuple[Rule, ...] = (
     says_what_it_needs,
     last_cell_links_the_neighbours,
     length_is_right,
+    code_is_light,
     exercises_have_solutions,
 )
 SOLUTIONS: tuple[Rule, ...] = (belongs_to_a_lesson,)

@@ -74,25 +74,4 @@ def adapter_ranks() -> Iterator[tuple]:
         yield "q and v" if targets is ATTENTION else "all linears", rank, run
 
 
-def adapters_published() -> Iterator[tuple]:
-    """LitGPT's rows: all in bfloat16, the adapters too, its dropout, samples of 1,304 tokens."""
-    workload = language_modelling(MODEL, length=1304)
-
-    def change(model):
-        model = get_peft_model(
-            model.to(torch.bfloat16),
-            LoraConfig(r=8, target_modules=ATTENTION, lora_dropout=0.05),
-            autocast_adapter_dtype=False,
-        )
-        return model.to(torch.bfloat16)
-
-    for size in (1, 2):
-
-        def run(size=size):
-            gpu = {"gpu": "A100-40GB", "per_device_train_batch_size": size}
-            return predict(workload.with_model(change), **gpu)
-
-        yield "litgpt-llama2", f"7B LoRA, micro-batch {size}", run
-
-
-SETS = (adapters, adapter_ranks, adapters_published)
+SETS = (adapters, adapter_ranks)

@@ -7,9 +7,7 @@ from functools import partial
 
 import bitsandbytes as bnb
 import torch
-import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
-from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, Qwen3Config
 
 from helpers import Workload, language_modelling, predict
@@ -104,7 +102,7 @@ def quantized_lengths() -> Iterator[tuple]:
 
 
 def adapted_in_16_bits(base: Callable, **options) -> Callable:
-    """LoRA as LitGPT and torchtune do it: adapters in bfloat16 as well."""
+    """LoRA as LitGPT does it: adapters in bfloat16 as well."""
 
     def change(model):
         config = LoraConfig(**options)
@@ -117,26 +115,8 @@ def adapted_in_16_bits(base: Callable, **options) -> Callable:
     return change
 
 
-def chunked_loss(model):
-    """Cross-entropy over eight parts of the tokens; the logits of one part exist at a time."""
-    inner = model.get_base_model()
-    head, inner.lm_head = inner.lm_head, torch.nn.Identity()
-
-    def part(hidden, labels):
-        return F.cross_entropy(head(hidden).float(), labels, reduction="sum")
-
-    def loss(logits, labels, vocab_size=None, **_):
-        hidden, labels = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-        parts = zip(hidden.chunk(8), labels.chunk(8), strict=True)
-        sums = [checkpoint(part, *each, use_reentrant=False) for each in parts]
-        return torch.stack(sums).sum() / len(labels)
-
-    inner.loss_function = loss
-    return model
-
-
 def quantized_published() -> Iterator[tuple]:
-    """LitGPT's rows and torchtune's, all in bfloat16."""
+    """LitGPT's rows, all in bfloat16."""
     options = {"r": 8, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.05}
     seven = language_modelling("llama-2-7b", length=1304)
     sizes = {"7B": seven, "13B": replace(seven, config=LLAMA2_13B, name="llama-2-13b")}
@@ -145,21 +125,6 @@ def quantized_published() -> Iterator[tuple]:
         changed = workload.with_model(adapted_in_16_bits(base, **options))
         run = partial(predict, changed, gpu="A100-40GB", **ONE)
         yield "litgpt-llama2", f"{size} {name}, micro-batch 1", run
-    layers = "q_proj v_proj o_proj gate_proj up_proj down_proj".split()
-    three = language_modelling("llama-3.2-3b", length=4096)
-    adapt = partial(adapted_in_16_bits, r=64, target_modules=layers)
-    settings = {"per_device_train_batch_size": 2, "activation_checkpointing": True}
-    for variant, changes in {
-        "LoRA": (adapt(half),),
-        "QLoRA": (adapt(NF4_TWICE),),
-        "LoRA, loss in parts": (adapt(half), chunked_loss),
-        "QLoRA, loss in parts": (adapt(NF4_TWICE), chunked_loss),
-    }.items():
-        workload = three
-        for change in changes:
-            workload = workload.with_model(change)
-        run = partial(predict, workload, gpu="A100-80GB", **settings)
-        yield "torchtune-llama3.2-3b", variant, run
 
 
 def quantized_cards() -> Iterator[tuple]:

@@ -51,7 +51,7 @@ def bars(rows: dict[str, dict[str, float]], alt: str, title: str = "", limit=Non
         ax.text(total + 0.004 * left.max(), at, text, va="center", bbox=box, zorder=3)
     if limit is not None:
         ax.axvline(limit / GIB, color="black", linestyle="--", zorder=2)
-    ax.margins(x=0.12)
+    ax.margins(x=0.15)
     ax.invert_yaxis()
     ax.set(xlabel="GiB allocated at the peak", title=title)
     fig.legend(ncols=len(CATEGORIES), loc="outside lower center")

@@ -5,6 +5,7 @@ import io
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from IPython.display import Image, Markdown, display
 
 from .hardware import GIB
@@ -38,24 +39,21 @@ def source(obj) -> None:
 
 def bars(rows: dict[str, dict[str, float]], alt: str, title: str = "", limit=None) -> None:
     """Horizontal bars of bytes by category, one a row; a dashed line at `limit` bytes."""
-    fig, ax = plt.subplots(figsize=(7, 1.1 + 0.5 * len(rows)))
-    left = np.zeros(len(rows))
-    for category in CATEGORIES:
-        sizes = np.array([row.get(category, 0) / GIB for row in rows.values()])
-        style = {"color": COLOURS[category], "hatch": HATCHES[category], "edgecolor": "white"}
-        ax.barh(list(rows), sizes, left=left, label=category, **style)
-        left += sizes
-    for at, total in enumerate(left):
-        text = f" {total:.2f}" if total >= 1 else f" {total:.3g}"
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 0}  # a limit may pass behind it
-        ax.text(total + 0.004 * left.max(), at, text, va="center", bbox=box, zorder=3)
+    table = pd.DataFrame(rows, index=CATEGORIES).T.fillna(0) / GIB
+    shape = {"figsize": (7, 1.1 + 0.5 * len(rows)), "width": 0.8, "legend": False}
+    ax = table.plot.barh(stacked=True, color=COLOURS, edgecolor="white", **shape)
+    for group, category in zip(ax.containers, CATEGORIES, strict=True):
+        plt.setp(group.patches, hatch=HATCHES[category])
+    totals = [f" {n:.2f}" if n >= 1 else f" {n:.3g}" for n in table.sum(axis=1)]
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0}  # a limit may pass behind it
+    ax.bar_label(ax.containers[-1], totals, bbox=box, zorder=3)
     if limit is not None:
         ax.axvline(limit / GIB, color="black", linestyle="--", zorder=2)
     ax.margins(x=0.15)
     ax.invert_yaxis()
     ax.set(xlabel="GiB allocated at the peak", title=title)
-    fig.legend(ncols=len(CATEGORIES), loc="outside lower center")
-    figure(fig, alt)
+    ax.figure.legend(ncols=len(CATEGORIES), loc="outside lower center")
+    figure(ax.figure, alt)
 
 
 def timeline(prediction, alt: str, title: str = "") -> None:

@@ -47,6 +47,7 @@ RENAMED = {
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
     "batch_size": "per_device_train_batch_size",
 }
+FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 SAME_ON_CPU = {"fp16": "use bf16=True (the same bytes)", "tf32": "leave it out"}
 
 
@@ -103,9 +104,8 @@ class Workload:
                 raise ValueError("a function given to with_model must return the model")
         return model.train()
 
-    def collate(self, samples: list[dict]) -> dict[str, torch.Tensor]:
-        """Samples as one batch: tensors of [batch, length], and [batch] for class labels."""
-        return {k: torch.stack([s[k] for s in samples]) for k in samples[0]}
+    # Samples as one batch: tensors of [batch, length], and [batch] for class labels.
+    collate = staticmethod(transformers.default_data_collator)
 
     def dataloader(self, n: int) -> torch.utils.data.DataLoader:
         """Batches of n samples in the order in which `train` sees them, for a loop of your own."""
@@ -421,10 +421,10 @@ def _texts(classify: bool, length: int, table, model: str, split: str) -> datase
 def _read(data: str, columns: list[str]):
     """A reader's own table: a local CSV, JSON or Parquet file, or a data set on the hub."""
     path, source, files = Path(data).expanduser(), data, None
-    kind = {".jsonl": "json"}.get(path.suffix, path.suffix[1:])
-    if path.is_file() and kind in ("csv", "json", "parquet"):
+    kind = FORMATS.get(path.suffix)
+    if path.is_file() and kind:
         source, files = kind, str(path)
-    elif path.exists() or data.startswith((".", "/", "~")) or kind in ("csv", "json", "parquet"):
+    elif kind or path.exists() or data.startswith((".", "/", "~")):
         raise FileNotFoundError(f"{data} is not a CSV, JSON or Parquet file on this machine")
     elif not online():
         raise ConnectionError(f"data set {data!r}: the hub cannot be reached, give a local file")

@@ -39,6 +39,7 @@ in_backward = torch._C._current_graph_task_id  # -1 outside of a backward pass
 # Bekman, Machine Learning Engineering, "Anatomy of model's memory usage".
 CONTEXT = 512 * MiB
 HOST = "host"  # a storage in the CPU's memory: not one byte of the GPU's
+BUILDING, EMPTY_CACHE = "building the model", "empty cache"
 
 
 @dataclass
@@ -92,18 +93,18 @@ class Trace(TorchDispatchMode):
         self.ids: dict[int, int] = {}  # a storage's address -> its number
         self.size: list[int] = []
         self.kind: list[str | None] = []
-        self.events: list[int] = []  # i: storage i is born, ~i: it dies
-        self.emptied: set[int] = set()  # after so many events the cache was emptied
-        self.phases: list[tuple[int, str]] = []
-        self.depth = 0
-        self.started: int | None = None  # the first forward pass: the model is in place
+        self.born: list[int] = []  # the number of the phase in which a storage is born
+        self.phases = [BUILDING]
+        # i: storage i is born, ~i: it dies; text: a phase begins, or the cache is emptied.
+        self.events: list[int | str] = []
 
     def empty_cache(self, *_) -> None:
-        self.emptied.add(len(self.events))
+        self.events.append(EMPTY_CACHE)
 
     def phase(self, name: str) -> None:
-        if not self.phases or self.phases[-1][1] != name:
-            self.phases.append((len(self.events), name))
+        if self.phases[-1] != name:
+            self.phases.append(name)
+            self.events.append(name)
 
     def see(self, tensor, kind: str | None = None) -> None:
         if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
@@ -114,6 +115,7 @@ class Trace(TorchDispatchMode):
         if i is None:
             i = self.ids[key] = len(self.size)
             self.size.append(storage.nbytes())
+            self.born.append(len(self.phases) - 1)
             self.events.append(i)
             # Born in backward with gradients on: a checkpointed layer is being recomputed.
             recomputed = in_backward() != -1 and torch.is_grad_enabled()
@@ -124,6 +126,20 @@ class Trace(TorchDispatchMode):
     def died(self, i: int, key: int) -> None:
         self.ids.pop(key, None)
         self.events.append(~i)
+        if self.kind[i] is None:  # what outlives its forward pass is an activation
+            left = self.born[i] < len(self.phases) - 1
+            kept = left and self.phases[self.born[i]] == "forward"
+            self.kind[i] = "activations" if kept else "temporaries"
+
+    def so_far(self) -> tuple[list[int | str], list[str]]:
+        """The events until now, and the category of each storage."""
+        # Scales of quantized weights stand since before the first forward pass; so do some scalars.
+        stays = [
+            "parameters" if phase == 0 and n > 8 else "temporaries"
+            for phase, n in zip(self.born, self.size, strict=True)
+        ]
+        kinds = [kind or stay for kind, stay in zip(self.kind, stays, strict=True)]
+        return list(self.events), kinds
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is aten._local_scalar_dense.default:
@@ -149,18 +165,11 @@ class Trace(TorchDispatchMode):
 
         def enter(module, _):
             if in_backward() == -1:
-                self.depth += 1
-                if self.depth == 1:
-                    self.started = len(self.events) if self.started is None else self.started
-                    self.phase("forward")
+                self.phase("forward")
             if module not in known:
                 known.update(module.modules())
                 for tensor in (*module.parameters(), *module.buffers()):
                     self.see(tensor, "parameters")
-
-        def leave(*_):
-            if in_backward() == -1:
-                self.depth -= 1
 
         def before(optimizer, *_):
             self.phase("optimizer step")
@@ -181,7 +190,6 @@ class Trace(TorchDispatchMode):
 
         hooks = [
             modules.register_module_forward_pre_hook(enter),
-            modules.register_module_forward_hook(leave, always_call=True),
             optimizers.register_optimizer_step_pre_hook(before),
             optimizers.register_optimizer_step_post_hook(after),
         ]
@@ -190,25 +198,6 @@ class Trace(TorchDispatchMode):
         finally:
             for hook in hooks:
                 hook.remove()
-
-    def labels(self) -> list[str]:
-        """The category of each storage. What outlives its forward pass is an activation."""
-        kinds, born = list(self.kind), {}
-        starts = [at for at, _ in self.phases]
-        for at, event in enumerate(self.events):
-            i = event if event >= 0 else ~event
-            phase = bisect.bisect_right(starts, at) - 1
-            if event >= 0:
-                born[i] = phase
-            elif kinds[i] is None:
-                left = born[i] >= 0 and self.phases[born[i]][1] == "forward" and phase > born[i]
-                kinds[i] = "activations" if left else "temporaries"
-        # Scales of quantized weights stand since before the first forward pass; so do some scalars.
-        stays = [
-            "parameters" if born[i] < 0 and n > 8 else "temporaries"
-            for i, n in enumerate(self.size)
-        ]
-        return [kind or stay for kind, stay in zip(kinds, stays, strict=True)]
 
 
 # ------------------------------------------------------------------------------ what CUDA does else
@@ -514,7 +503,7 @@ def predict(
             choices,
         ):
             kept = run()
-            events = list(trace.events)  # what dies after this line is not part of the run
+            events, kinds = trace.so_far()  # what dies after this line is not part of the run
     except (AssertionError, RuntimeError) as error:
         if "convert all Tensors to FakeTensors" in str(error):
             raise ValueError(
@@ -523,7 +512,6 @@ def predict(
         raise
     finally:
         forget_libraries()
-    trace.events = events
     title = workload.title if is_workload else getattr(workload, "__name__", "function")
     prediction = Prediction(
         name=name or title,
@@ -533,7 +521,7 @@ def predict(
         context=card.context if card else None,
         capacity=card.memory if card else None,
         note=note,
-        **_replay(trace, card),
+        **_replay(events, kinds, trace.size, card),
     )
     del kept
     prediction.seconds = time.perf_counter() - began
@@ -573,22 +561,23 @@ def _workspace(card: GPU) -> int:
     return 2 * (32 * MiB if card.capability >= (9, 0) else 8519680)
 
 
-def _replay(trace: Trace, card: GPU | None) -> dict:
-    """The peaks, the log and the timeline of a finished trace."""
-    kinds, start, unit = trace.labels(), trace.started or 0, 512 if card else 1
-    dead = {~e for e in trace.events[:start] if e < 0}  # building the model is not the run
-    log, place = [], []  # where each event comes in the log
+def _replay(events: list, kinds: list[str], sizes: list[int], card: GPU | None) -> dict:
+    """The peaks, the log and the timeline of what a trace saw."""
+    start = events.index("forward") if "forward" in events else 0
+    dead = {~e for e in events[:start] if e in range(-len(kinds), 0)}  # building is not the run
+    log, phases, unit = [], [], 512 if card else 1
     if card:
         log.append((len(kinds), _workspace(card)))
         kinds.append("temporaries")
-    for at, event in enumerate(trace.events):
-        place.append(len(log))
-        if at in trace.emptied:
+    for at, event in enumerate(events):
+        if event == EMPTY_CACHE:
             log.append((-1, 0))
-        i = event if event >= 0 else ~event
-        if trace.size[i] and kinds[i] != HOST and (at >= start or i not in dead):
-            log.append((i, trace.size[i] if event >= 0 else -trace.size[i]))
-    place.append(len(log))
+        elif isinstance(event, str):
+            phases.append((len(log) + 1, event))
+        else:
+            i, sign = (event, 1) if event >= 0 else (~event, -1)
+            if sizes[i] and kinds[i] != HOST and (at >= start or i not in dead):
+                log.append((i, sign * sizes[i]))
     column = {category: k for k, category in enumerate(CATEGORIES)}
     change, allocator = np.zeros((len(log) + 1, len(CATEGORIES)), dtype=np.int64), Allocator()
     for at, (i, size) in enumerate(log, start=1):
@@ -598,7 +587,6 @@ def _replay(trace: Trace, card: GPU | None) -> dict:
             allocator.step(i, size)
     bytes_now = change.cumsum(axis=0)
     top = int(bytes_now.sum(axis=1).argmax())
-    phases = [(place[at] + 1, name) for at, name in trace.phases]
     ends = [k for k, (_, name) in enumerate(phases) if name == "between steps"]
     first, last = (ends[-2] + 1, ends[-1]) if len(ends) > 1 else (0, len(phases) - 1)
     begin = phases[first][0] if phases else 0

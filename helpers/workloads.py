@@ -16,10 +16,9 @@ from pathlib import Path
 import datasets
 import huggingface_hub
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import torch
 import transformers
+from filelock import FileLock
 from safetensors import SafetensorError
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoConfig, Trainer, TrainingArguments
@@ -47,7 +46,7 @@ RENAMED = {
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
     "batch_size": "per_device_train_batch_size",
 }
-FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+FILES = (".csv", ".json", ".jsonl", ".parquet", ".txt")  # what a hub id does not end with
 SAME_ON_CPU = {"fp16": "use bf16=True (the same bytes)", "tf32": "leave it out"}
 
 
@@ -308,27 +307,23 @@ def _reachable(hub_id: str) -> bool:
     return isinstance(cached, str) or online()
 
 
-def _cache(name: str) -> Path:
-    """A path below `data/cache/`; the data differ from one Python version to the next."""
-    path = data_file("cache", f"{name}-py{sysconfig.get_python_version()}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 def _pretrain(workload: Workload, steps: int = 400) -> Path:
-    """The folder of the tiny model's weights, trained on first use."""
-    folder = _cache(f"{workload.task}-{workload.length}")
-    if not (folder / "model.safetensors").is_file():
-        print("training the tiny model, once: about a minute", file=sys.stderr)
-        trainer = workload.trainer(max_steps=steps, per_device_train_batch_size=16)
-        trainer.train()
-        shutil.rmtree(folder, ignore_errors=True)  # one that lost its weights
-        with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
-            made = Path(unfinished, "weights")
-            made.mkdir()
-            trainer.model.save_pretrained(made)
-            if not folder.exists():  # another kernel may have been faster
-                os.rename(made, folder)
+    """The folder of the tiny model's weights, trained on first use.
+
+    Its name says for which Python, because the data are that Python's own source.
+    """
+    python = sysconfig.get_python_version()
+    folder = data_file("cache", f"{workload.task}-{workload.length}-py{python}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):  # another kernel may be training it
+        if not (folder / "model.safetensors").is_file():
+            print("training the tiny model, once: about a minute", file=sys.stderr)
+            trainer = workload.trainer(max_steps=steps, per_device_train_batch_size=16)
+            trainer.train()
+            with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
+                trainer.model.save_pretrained(unfinished)
+                shutil.rmtree(folder, ignore_errors=True)  # one that lost its weights
+                os.rename(unfinished, folder)
     return folder
 
 
@@ -356,26 +351,15 @@ def _random_tokens(classify: bool, length: int, vocabulary: int, split: str) -> 
     return _rows(split, columns, test=64)
 
 
+@cache
 def _standard_library(classify: bool, length: int, split: str) -> datasets.Dataset:
     """Python's own source, in a fixed random order: functions or bytes."""
-    path = _cache(f"{'functions' if classify else 'bytes'}-{length}").with_suffix(".parquet")
-    if not path.is_file():
-        columns = (_functions if classify else _bytes)(length)
-        order = np.random.default_rng(0).permutation(len(columns["input_ids"]))
-        table = pa.table({name: list(values[order]) for name, values in columns.items()})
-        with tempfile.TemporaryDirectory(dir=path.parent) as unfinished:
-            made = Path(unfinished, path.name)
-            pa.parquet.write_table(table, made)
-            os.replace(made, path)
-    try:
-        table = pa.parquet.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(
-            f"{path} is damaged: delete it and run this again, Python's own source rebuilds it"
-        ) from error
-    return _rows(split, {name: table[name].combine_chunks() for name in table.column_names})
+    columns = (_functions if classify else _bytes)(length)
+    order = np.random.default_rng(0).permutation(len(columns["input_ids"]))
+    return _rows(split, {name: values[order] for name, values in columns.items()})
 
 
+@cache
 def _functions(length: int) -> dict[str, np.ndarray]:
     """Functions of eight packages, cut or padded to `length` tokens; labels: the package."""
     labels, texts = [], []
@@ -396,6 +380,7 @@ def _functions(length: int) -> dict[str, np.ndarray]:
     return {"input_ids": ids, "labels": np.array(labels)}
 
 
+@cache
 def _bytes(length: int) -> dict[str, np.ndarray]:
     """The standard library's top-level modules as bytes, cut into blocks; 256 ends a file."""
     stream = []
@@ -419,17 +404,17 @@ def _texts(classify: bool, length: int, table, model: str, split: str) -> datase
 
 
 def _read(data: str, columns: list[str]):
-    """A reader's own table: a local CSV, JSON or Parquet file, or a data set on the hub."""
-    path, source, files = Path(data).expanduser(), data, None
-    kind = FORMATS.get(path.suffix)
-    if path.is_file() and kind:
-        source, files = kind, str(path)
-    elif kind or path.exists() or data.startswith((".", "/", "~")):
-        raise FileNotFoundError(f"{data} is not a CSV, JSON or Parquet file on this machine")
-    elif not online():
-        raise ConnectionError(f"data set {data!r}: the hub cannot be reached, give a local file")
+    """A reader's own table: a local file, a folder of such files, or a data set on the hub."""
+    path = Path(data).expanduser().resolve()
+    if not path.exists():
+        if path.suffix in FILES or data.startswith((".", "/", "~")):
+            raise FileNotFoundError(f"{data} is neither a file nor a folder on this machine")
+        if not online():
+            raise ConnectionError(f"data set {data!r}: the hub cannot be reached, give local data")
+    source = path.parent if path.is_file() else path if path.exists() else data
+    files = path.name if path.is_file() else None
     try:
-        table = datasets.load_dataset(source, data_files=files, split="train").to_pandas()
+        table = datasets.load_dataset(str(source), data_files=files, split="train").to_pandas()
     except Exception as error:  # each kind of file fails in its own way
         raise ValueError(f"{data} cannot be read as a data set: is it whole?") from error
     missing = [column for column in columns if column not in table]

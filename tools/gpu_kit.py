@@ -38,7 +38,7 @@ NEEDED = (
     "accelerate",
     "datasets",
     "pandas",
-    "pyarrow",
+    "filelock",
     "psutil",
     "pynvml",
 )

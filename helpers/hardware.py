@@ -2,7 +2,6 @@
 
 import difflib
 import importlib.metadata
-import logging
 import platform
 import sys
 from dataclasses import dataclass, field
@@ -14,19 +13,10 @@ import psutil
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
-for library in ("bitsandbytes", "torchao", "torch.utils._pytree"):
-    # On import they report kernels and type registrations that no lesson needs.
-    logging.getLogger(library).setLevel(logging.ERROR)
 GIB = 2**30
 # Lowest compute capability with hardware for each feature (CUDA C++ Programming Guide, "Compute
 # Capabilities"). A T4 (7.5) computes bf16 by emulation, which is slow: that is not support.
-FEATURES = {
-    "fp16": (7, 0),
-    "bf16": (8, 0),
-    "tf32": (8, 0),
-    "fp8": (8, 9),
-    "flash_attention": (8, 0),
-}
+FEATURES = dict(fp16=(7, 0), bf16=(8, 0), tf32=(8, 0), fp8=(8, 9), flash_attention=(8, 0))
 
 
 def gib(n: float | None) -> str:

@@ -1,15 +1,17 @@
 """A run as data, and tables of runs and predictions."""
 
 import datetime
+import operator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from fake_cuda import CATEGORIES
+
 from .hardware import GIB, data_file, gib, suggest, versions
 
-CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
 SIZES = {"allocated": "peak_allocated", "reserved": "peak_reserved", "used": "used"}
 COLUMNS = (  # what a recorded row takes from a run or a prediction as it is
     "name kind device workload settings peak_allocated peak_reserved used context seconds "
@@ -106,7 +108,8 @@ def compare(*items) -> pd.DataFrame:
         cells |= {"time (s)": f"{item.seconds:.2f}", "samples/s": f"{item.samples_per_second:.2f}"}
         if item.losses:
             cells["loss"] = f"{item.losses[0]:.3f} → {item.losses[-1]:.3f}"
-        match = next((p for p in waiting if _same(p, item)), None)
+        same = operator.attrgetter("workload", "device", "settings")
+        match = next((p for p in waiting if same(p) == same(item)), None)
         if match is not None:
             waiting.remove(match)
             rows.append({"name": "error", "kind": "error", "device": item.device})
@@ -116,11 +119,6 @@ def compare(*items) -> pd.DataFrame:
                     rows[-1][f"{name} (GiB)"] = f"{100 * (predicted / measured - 1):+.2f} %"
     table = pd.DataFrame(rows).set_index("name").rename_axis(None)
     return table.dropna(axis="columns", how="all").fillna("")
-
-
-def _same(prediction, run) -> bool:
-    keys = ("workload", "device", "settings")
-    return all(getattr(prediction, k) == getattr(run, k) for k in keys)
 
 
 def record(lesson: str, *items) -> Path:

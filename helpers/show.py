@@ -60,15 +60,8 @@ def timeline(prediction, alt: str, title: str = "") -> None:
     """One step of a prediction: bytes by category while operation follows operation."""
     fig, ax = plt.subplots(figsize=(7, 3.6))
     data = prediction.timeline / GIB
-    ax.stackplot(
-        np.arange(len(data)),
-        data.T,
-        labels=CATEGORIES,
-        colors=COLOURS.values(),
-        hatch=list(HATCHES.values()),
-        edgecolor="white",
-        linewidth=0,
-    )
+    look = {"colors": COLOURS.values(), "hatch": list(HATCHES.values()), "linewidth": 0}
+    ax.stackplot(np.arange(len(data)), data.T, labels=CATEGORIES, edgecolor="white", **look)
     top = data.sum(axis=1).max()
     for at, phase in prediction.phases:
         ax.axvline(at, color="black", linewidth=0.8)

@@ -24,6 +24,7 @@ from transformers import masking_utils
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 from transformers.training_args import OptimizerNames
 
+from fake_cuda import CATEGORIES, Allocator, MiB, choices
 from helpers import (
     hardware,
     language_modelling,
@@ -34,10 +35,8 @@ from helpers import (
     text_classification,
     train,
 )
-from helpers.prediction import Allocator, Prediction
-from helpers.runs import CATEGORIES
+from helpers.prediction import Prediction
 
-MiB = 2**20
 # Large enough that the scratch memory of 16-bit products on a CPU, which no operation shows and
 # which depends on the processor, stays far below half a percent.
 BATCH = {"per_device_train_batch_size": 16}
@@ -300,8 +299,8 @@ def test_a_causal_model_needs_no_mask(card, llama, monkeypatch):
 
         return attention
 
-    real = prediction._attention
-    monkeypatch.setattr(prediction, "_attention", lambda flash: spying(real(flash)))
+    real = choices._attention
+    monkeypatch.setattr(choices, "_attention", lambda flash: spying(real(flash)))
     monkeypatch.setattr(F, "scaled_dot_product_attention", spying(F.scaled_dot_product_attention))
     predict(llama, gpu=card, **BATCH)
     assert masks and all(mask is None for mask in masks)
@@ -465,7 +464,8 @@ def test_the_context_counts_for_what_fits():
     def with_memory(capacity, context):
         empty = dict.fromkeys(CATEGORIES, 0)
         parts = dict(by_category=empty, peak_by_category=empty, peak_reserved=1000 * MiB)
-        found = Prediction("a", "b", "c", {}, 1000 * MiB, capacity=capacity, **parts)
+        names = dict(name="a", workload="b", device="c", settings={}, capacity=capacity)
+        found = Prediction(peak_allocated=1000 * MiB, **names, **parts)
         return replace(found, context=context)
 
     measured = with_memory(1300 * MiB, 300 * MiB)
@@ -563,8 +563,8 @@ def surroundings():
     return autocast | {
         "attention": F.scaled_dot_product_attention,
         "apply": torch.nn.Module._apply,
-        "foreach": list(prediction.optimizers._foreach_supported_types),
-        "devices": prediction.optimizers._get_foreach_kernels_supported_devices,
+        "foreach": list(choices.optimizers._foreach_supported_types),
+        "devices": choices.optimizers._get_foreach_kernels_supported_devices,
         "save_on_cpu": torch.autograd.graph.save_on_cpu.__init__,
         "packed": masking_utils.find_packed_sequence_indices,
         "emptying": (transformers.trainer.clear_device_cache, torch.cuda.empty_cache),
@@ -573,8 +573,8 @@ def surroundings():
         "tables": list(bnb.functional.name2qmap),
         "pre-hooks": list(modules._global_forward_pre_hooks),
         "hooks": list(modules._global_forward_hooks),
-        "before steps": list(prediction.optimizers._global_optimizer_pre_hooks),
-        "after steps": list(prediction.optimizers._global_optimizer_post_hooks),
+        "before steps": list(choices.optimizers._global_optimizer_pre_hooks),
+        "after steps": list(choices.optimizers._global_optimizer_post_hooks),
         "accelerate": dict(accelerate.state.AcceleratorState._shared_state),
         "autocast": torch.is_autocast_enabled("cpu"),
         "real tensors": type(torch.ones(1)),
@@ -610,105 +610,7 @@ def test_nothing_is_printed(settings, llama, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-# ---------------------------------------------------------------------------------------- allocator
-def reserved(*sizes):
-    allocator = Allocator()
-    for i, size in enumerate(sizes):
-        allocator.malloc(i, size)
-    return allocator.reserved
-
-
-@pytest.mark.parametrize(
-    "size, segment",
-    [
-        (1, 2 * MiB),
-        (MiB, 2 * MiB),
-        (MiB + 1, 20 * MiB),
-        (10 * MiB - 512, 20 * MiB),
-        (10 * MiB, 10 * MiB),
-        (10 * MiB + 1, 12 * MiB),
-        (33 * MiB, 34 * MiB),
-    ],
-)
-def test_segments(size, segment):
-    assert reserved(size) == segment
-
-
-def test_sizes_are_rounded_to_512_bytes():
-    assert reserved(*[512] * 4096) == 2 * MiB  # the segment is full to the last byte
-    assert reserved(*[1] * 4096) == 2 * MiB
-    assert reserved(*[1] * 4097) == 4 * MiB
-    assert reserved(*[513] * 2048) == 2 * MiB
-    assert reserved(*[513] * 2049) == 4 * MiB
-
-
-def test_small_and_large_blocks_do_not_share_segments():
-    assert reserved(2 * MiB, 512) == 22 * MiB
-    assert reserved(2 * MiB, 2 * MiB) == 20 * MiB
-
-
-def test_a_large_block_is_split_if_more_than_a_mebibyte_remains():
-    def after(size):  # a free block of 12 MiB is asked for `size`, then for 1 MiB and a bit
-        allocator = Allocator()
-        allocator.malloc(0, 12 * MiB)
-        allocator.release(0)
-        allocator.malloc(1, size)
-        allocator.malloc(2, MiB + 512)
-        return allocator.reserved
-
-    assert after(11 * MiB - 512) == 12 * MiB
-    assert after(11 * MiB) == (12 + 20) * MiB  # the rest could serve nobody
-
-
-def test_neighbours_merge_when_they_are_freed():
-    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2], [0, 2, 1]):
-        allocator = Allocator()
-        for i in range(3):
-            allocator.malloc(i, 6 * MiB)
-        for i in order:
-            allocator.release(i)
-        allocator.malloc(3, 20 * MiB - 512)
-        assert (allocator.reserved, allocator.peak) == (20 * MiB, 20 * MiB), order
-
-
-def test_a_hole_between_used_blocks_is_not_enough():
-    allocator = Allocator()
-    for i in range(3):
-        allocator.malloc(i, 6 * MiB)
-    allocator.release(0)
-    allocator.release(2)
-    allocator.malloc(3, 9 * MiB)  # 14 MiB are free, but in two pieces
-    assert allocator.reserved == 40 * MiB
-
-
-def test_the_best_fit_is_reused_and_nothing_is_returned():
-    allocator = Allocator()
-    for i, size in enumerate([30, 14, 22]):
-        allocator.malloc(i, size * MiB)
-    for i in range(3):
-        allocator.release(i)
-    assert allocator.reserved == allocator.peak == 66 * MiB
-    allocator.malloc(3, 14 * MiB)
-    allocator.malloc(4, 22 * MiB)
-    allocator.malloc(5, 30 * MiB)  # each found its own block, so the largest is still whole
-    assert allocator.reserved == 66 * MiB
-
-
-def test_an_emptied_cache_gives_back_whole_segments_only():
-    allocator = Allocator()
-    for i, size in enumerate([30 * MiB, 6 * MiB, 6 * MiB, 512]):
-        allocator.malloc(i, size)
-    for i in (0, 1, 3):
-        allocator.release(i)
-    assert allocator.reserved == (30 + 20 + 2) * MiB
-    allocator.empty_cache()
-    assert allocator.reserved == 20 * MiB  # a block of 6 MiB keeps its segment
-    allocator.malloc(4, 6 * MiB)
-    assert (allocator.reserved, allocator.peak) == (20 * MiB, 52 * MiB)
-    allocator.malloc(5, 30 * MiB)
-    assert allocator.reserved == 50 * MiB
-
-
+# -------------------------------------------------------------------------- the cache and the log
 def test_emptying_the_cache_lowers_reserved_never_allocated(bert):
     def shapes(empty):
         for size in (11, 31, 21, 41):
@@ -741,7 +643,7 @@ def test_the_log_replayed_gives_the_peaks(found):
 
 
 def test_the_operations_of_cudas_autocast_are_still_there():
-    for name in prediction.FLOAT32.split():
+    for name in choices.FLOAT32.split():
         packet, _, overload = name.partition(".")
         assert overload in {"", *getattr(torch.ops.aten, packet).overloads()}, name
 

@@ -13,7 +13,8 @@ from unittest import mock
 import torch
 from transformers.optimization import Adafactor
 
-from helpers import Prediction, Workload, prediction, text_classification
+from fake_cuda import simulation
+from helpers import Prediction, Workload, predict, text_classification
 
 aten = torch.ops.aten
 BEHAVIOURS = ("softmax keeps its input", "gradients zeroed, not freed", "eager attention")
@@ -54,7 +55,7 @@ def behaving(behaviours: tuple[str, ...]) -> Iterator[None]:
     with ExitStack() as stack:
         if behaviours:
             # cuBLAS's workspace came into the caching allocator with torch 1.11 (pytorch #61632).
-            patch = mock.patch.object(prediction, "_workspace", lambda card: 0)
+            patch = mock.patch.object(simulation, "workspace", lambda capability: 0)
             stack.enter_context(patch)
         if "softmax keeps its input" in behaviours:
             stack.enter_context(mock.patch.object(torch.nn.functional, "softmax", _softmax))
@@ -110,9 +111,9 @@ def classic(run: str, behaviours: tuple[str, ...] = BEHAVIOURS, gpu: str = "V100
     optimizer, settings = CLASSIC[run]
     workload: Workload = text_classification("large")
     if not behaviours:
-        return prediction.predict(workload, run, gpu=gpu, optim=TODAY[optimizer], **settings)
+        return predict(workload, run, gpu=gpu, optim=TODAY[optimizer], **settings)
     if "eager attention" in behaviours:
         workload = workload.with_model(_eager)
     with behaving(behaviours):
         options = {"gpu": gpu, "optimizer": OPTIMIZERS[optimizer]}
-        return prediction.predict(workload, run, **options, **settings)
+        return predict(workload, run, **options, **settings)

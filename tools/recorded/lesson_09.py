@@ -12,8 +12,8 @@ from functools import cache
 import torch
 from transformers import TrainerCallback
 
-from helpers import language_modelling, predict, text_classification
-from helpers.prediction import Allocator, MiB, Prediction
+from fake_cuda import Allocator, MiB
+from helpers import Prediction, language_modelling, predict, text_classification
 
 BATCH, STEPS = 4, 12
 ORDERS = {

@@ -1,0 +1,23 @@
+"""Simulate the memory of a training run on a CUDA GPU: without a GPU, and before anything runs.
+
+The real training code runs on *fake* tensors, which have a shape and a type but no data. A dispatch
+mode logs when each storage is born and when it dies; replayed through a model of CUDA's caching
+allocator, the log gives the peak and what it is made of. Fake tensors claim to live on the CPU, so
+the choices that CUDA makes differently are put in by hand (`choices`), each with its source.
+
+    from fake_cuda import simulate
+    found = simulate(run)  # `run` builds its model on the CPU and takes two optimizer steps
+    found.peak_allocated, found.peak_reserved, found.by_category
+"""
+
+import logging
+
+for library in ("bitsandbytes", "torchao", "torch.utils._pytree"):
+    # On import they report kernels and type registrations that no simulation needs.
+    logging.getLogger(library).setLevel(logging.ERROR)
+
+from .allocator import Allocator, MiB
+from .simulation import Simulation, simulate
+from .trace import CATEGORIES
+
+__all__ = ["CATEGORIES", "Allocator", "MiB", "Simulation", "simulate"]

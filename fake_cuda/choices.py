@@ -1,0 +1,185 @@
+"""What CUDA does otherwise than a CPU, and what fake tensors cannot do, put in by hand."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer as optimizers
+from transformers import masking_utils, trainer
+
+from .trace import HOST, Trace
+
+aten = torch.ops.aten
+
+
+def _attention(flash: bool) -> Callable:
+    """`scaled_dot_product_attention` with the kernel that CUDA picks, by its memory.
+
+    Flash needs 16 bits, no mask and heads up to 256; memory-efficient takes the rest, except
+    grouped heads; those fall back to plain matrices (aten/.../transformers/cuda/sdp_utils.cpp).
+    The kernels' shape functions and gradient formulas are part of every build of torch.
+    """
+
+    def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **options):
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+            if attn_mask is not None and attn_mask.is_floating_point():
+                attn_mask = attn_mask.to(dtype)
+        half = q.dtype in (torch.float16, torch.bfloat16)
+        if flash and half and attn_mask is None and q.shape[-1] <= 256:
+            kernel = aten._scaled_dot_product_flash_attention
+            return kernel(q, k, v, dropout_p, is_causal, scale=scale)[0]
+        if options.get("enable_gqa") and q.shape[-3] != k.shape[-3]:
+            plain = aten._scaled_dot_product_attention_math
+            return plain(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True)[0]
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                zeros = torch.zeros_like(attn_mask, dtype=q.dtype)
+                attn_mask = zeros.masked_fill_(~attn_mask, -math.inf)
+            attn_mask = attn_mask.expand(*q.shape[:3], k.shape[2])
+        kernel = aten._scaled_dot_product_efficient_attention
+        return kernel(q, k, v, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
+
+    return attention
+
+
+# Operations that CUDA's autocast runs in float32 and the CPU's does not (torch.amp documentation,
+# "CUDA Ops that can autocast to float32"). Both keep a cache of the weights in 16 bits.
+FLOAT32 = (
+    "softmax.int log_softmax.int layer_norm rms_norm group_norm pow.Tensor_Scalar "
+    "pow.Tensor_Tensor exp log rsqrt reciprocal softplus cumsum sum sum.dim_IntList"
+)
+
+
+def _in_float32(op) -> Callable:
+    off = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    half = (torch.float16, torch.bfloat16)
+
+    def run(*args, **kwargs):
+        with torch._C._ExcludeDispatchKeyGuard(off):
+            if kwargs.get("dtype") is None:
+                args = [a.float() if getattr(a, "dtype", None) in half else a for a in args]
+            return op(*args, **kwargs)
+
+    return run
+
+
+@contextmanager
+def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[None]:
+    """Make fake CPU tensors take CUDA's way: attention, autocast, optimizers, host copies."""
+    if capability is None:
+        yield
+        return
+    library = torch.library.Library("aten", "IMPL")
+    for name in FLOAT32.split():
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(aten, packet), overload or "default")
+        library.impl(name, _in_float32(op), "AutocastCPU")
+    saved = torch.autograd.graph
+
+    def to_host(tensor):
+        copy = torch.empty_like(tensor)
+        trace.see(copy, HOST)
+        return copy
+
+    def save_on_cpu(self, *_, **__):  # what comes back from the host is a new tensor on the GPU
+        saved.saved_tensors_hooks.__init__(self, to_host, torch.empty_like)
+
+    # Optimizers update all parameters at once (foreach) by default on CUDA, never on a CPU.
+    optimizers._foreach_supported_types.append(FakeTensor)
+    try:
+        with (
+            patch.object(F, "scaled_dot_product_attention", _attention(flash=capability >= (8, 0))),
+            patch.object(optimizers, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
+            patch.object(saved.save_on_cpu, "__init__", save_on_cpu),
+            patch.object(trainer, "clear_device_cache", trace.empty_cache),
+            patch.object(torch.cuda, "empty_cache", trace.empty_cache),
+            patch.object(torch.accelerator, "empty_cache", trace.empty_cache),
+        ):
+            yield
+    finally:
+        optimizers._foreach_supported_types.remove(FakeTensor)
+        library._destroy()
+
+
+def _apply(self, fn: Callable, recurse: bool = True):
+    """`nn.Module._apply` (.to, .half, .cuda) for fake parameters, which torch's own cannot swap."""
+    memo: dict[int, tuple] = {}
+    for module in self.modules() if recurse else [self]:
+        for tensors in (module._parameters, module._buffers):
+            for name, old in tensors.items():
+                if old is not None and id(old) not in memo:
+                    with torch.no_grad():
+                        new = fn(old)
+                    if new is not old and isinstance(old, torch.nn.Parameter):
+                        new = torch.nn.Parameter(new, old.requires_grad)
+                    memo[id(old)] = (new, old)
+                tensors[name] = old if old is None else memo[id(old)][0]
+    return self
+
+
+def _quantized(kind: type) -> Callable:
+    """bitsandbytes' weights are a kind of tensor that no fake one can become: one stands in."""
+
+    def new(cls, data=None, requires_grad=False, **state):
+        weight = torch.nn.Parameter(torch.empty(0) if data is None else data.detach(), False)
+        usual = dict(blocksize=64, quant_type="fp4", compress_statistics=True, quant_state=None)
+        usual |= dict(quant_storage=torch.uint8, module=None, bnb_quantized=False)
+        vars(weight).update(usual | dict(CB=None, SCB=None, has_fp16_weights=False) | state)
+
+        def to(*args, **kwargs):  # as theirs: the first move to a device quantizes
+            if torch._C._nn._parse_to(*args, **kwargs)[0] and weight.is_floating_point():
+                return kind._quantize(weight, "cpu")
+            moved = torch.Tensor.to(weight, *args, **kwargs)
+            return weight if moved is weight else new(cls, moved, False, **vars(weight))
+
+        weight.to = to
+        return weight
+
+    return new
+
+
+def _bitsandbytes(put: Callable, cuda: bool) -> None:
+    """Quantized layers on fake tensors. Their kernels run as the Python that defines them, so
+    that a weight expanded for a product is seen (bitsandbytes/backends/default/ops.py)."""
+    import bitsandbytes
+    from bitsandbytes.autograd import _functions
+    from bitsandbytes.backends.default import ops
+
+    library, tables = torch.ops.bitsandbytes, bitsandbytes.functional
+
+    def multiply_8bit(A, B, rows, columns, bias=None, dtype=None):  # backends/cuda/ops.py
+        product = library.int8_linear_matmul.default(A, B)
+        return library.int8_mm_dequant.default(product, rows, columns, bias=bias).to(dtype)
+
+    for kind in (bitsandbytes.nn.Params4bit, bitsandbytes.nn.Int8Params):
+        put(kind, "__new__", _quantized(kind))
+    put(library.gemm_4bit, "default", ops._gemm_4bit_default_impl)
+    # The table of 256 values, which each optimizer makes anew, one value after another.
+    put(tables, "create_dynamic_map", lambda *_, **__: torch.empty(256))
+    put(tables, "name2qmap", {})
+    if cuda:
+        put(library.int8_scaled_mm, "default", multiply_8bit)
+        put(_functions, "MatMul8bitFp", _functions.MatMul8bitLt)
+
+
+@contextmanager
+def fake_modules(cuda: bool) -> Iterator[None]:
+    """What modules do with real tensors only: move, guess at packed sequences, quantize."""
+    with ExitStack() as stack:
+
+        def put(owner, name, value):
+            stack.enter_context(patch.object(owner, name, value))
+
+        put(torch.nn.Module, "_apply", _apply)
+        # Position ids without values look like several sequences packed in one, with a mask.
+        put(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+        if "bitsandbytes" in sys.modules:
+            _bitsandbytes(put, cuda)
+        yield

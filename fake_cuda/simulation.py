@@ -1,0 +1,110 @@
+"""A run on fake tensors, replayed through the allocator's model: peaks, categories, timeline."""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .allocator import Allocator, MiB
+from .choices import cuda_choices, fake_modules
+from .trace import CATEGORIES, EMPTY_CACHE, HOST, Trace
+
+
+@dataclass
+class Simulation:
+    """What a run needs. All sizes in bytes.
+
+    `peak_allocated` is all tensors at the worst moment, `by_category` splits that moment, and
+    `peak_by_category` holds each category's own maximum. `peak_reserved` is what the caching
+    allocator takes for them; None for a CPU, which has none.
+    """
+
+    peak_allocated: int
+    by_category: dict[str, int]
+    peak_by_category: dict[str, int]
+    peak_reserved: int | None = None
+    # Each tensor's birth (number, bytes) and death (number, -bytes); (-1, 0): the cache is emptied.
+    log: list[tuple[int, int]] = field(default_factory=list, repr=False)
+    # The last step, to its end: bytes [events, categories] after each birth or death of a tensor,
+    # and where each phase starts: (event, "forward" | "backward" | "optimizer step").
+    timeline: np.ndarray = field(default=None, repr=False)
+    phases: list[tuple[int, str]] = field(default_factory=list, repr=False)
+
+
+def simulate(run: Callable, capability: tuple[int, int] | None = (8, 0)) -> Simulation:
+    """Simulate `run`, a function that builds its model on the CPU and takes two optimizer steps.
+
+    `capability` is the compute capability of the card; None simulates a CPU. ValueError if `run`
+    uses a tensor or a model made outside of it.
+    """
+    trace = Trace(cuda=capability is not None)
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),  # of libraries that look for tensors' data
+            fake_modules(trace.cuda),
+            FakeTensorMode(),
+            trace,
+            trace.watch(),
+            cuda_choices(trace, capability),
+        ):
+            kept = run()
+            events, kinds = trace.so_far()  # what dies after this line is not part of the run
+    except (AssertionError, RuntimeError) as error:
+        if "convert all Tensors to FakeTensors" in str(error):
+            raise ValueError(
+                "the function uses a tensor or model made outside of it: build them inside"
+            ) from error
+        raise
+    found = _replay(events, kinds, trace.size, workspace(capability) if trace.cuda else None)
+    del kept
+    return found
+
+
+def workspace(capability: tuple[int, int]) -> int:
+    """cuBLAS takes one workspace a thread, forward and backward: 8 MiB and a bit, 32 on Hopper and
+    later (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    return 2 * (32 * MiB if capability >= (9, 0) else 8519680)
+
+
+def _replay(events: list, kinds: list[str], sizes: list[int], base: int | None) -> Simulation:
+    """The peaks, the log and the timeline of what a trace saw; `base` bytes stand on every card."""
+    start = events.index("forward") if "forward" in events else 0
+    dead = {~e for e in events[:start] if isinstance(e, int) and e < 0}  # building is not the run
+    log, phases, cuda = [], [], base is not None
+    unit = 512 if cuda else 1
+    if base:
+        log.append((len(kinds), base))
+        kinds.append("temporaries")
+    for at, event in enumerate(events):
+        if event == EMPTY_CACHE:
+            log.append((-1, 0))
+        elif isinstance(event, str):
+            phases.append((len(log) + 1, event))
+        else:
+            i, sign = (event, 1) if event >= 0 else (~event, -1)
+            if sizes[i] and kinds[i] != HOST and (at >= start or i not in dead):
+                log.append((i, sign * sizes[i]))
+    column = {category: k for k, category in enumerate(CATEGORIES)}
+    change, allocator = np.zeros((len(log) + 1, len(CATEGORIES)), dtype=np.int64), Allocator()
+    for at, (i, size) in enumerate(log, start=1):
+        if size:
+            change[at, column[kinds[i]]] = math.copysign(-(-abs(size) // unit) * unit, size)
+        if cuda:
+            allocator.step(i, size)
+    bytes_now = change.cumsum(axis=0)
+    top = int(bytes_now.sum(axis=1).argmax())
+    ends = [k for k, (_, name) in enumerate(phases) if name == "between steps"]
+    first, last = (ends[-2] + 1, ends[-1]) if len(ends) > 1 else (0, len(phases) - 1)
+    begin = phases[first][0] if phases else 0
+    return Simulation(
+        peak_allocated=int(bytes_now[top].sum()),
+        by_category=dict(zip(CATEGORIES, bytes_now[top].tolist(), strict=True)),
+        peak_by_category=dict(zip(CATEGORIES, bytes_now.max(axis=0).tolist(), strict=True)),
+        peak_reserved=allocator.peak if cuda else None,
+        log=log,
+        timeline=bytes_now[begin:].copy(),
+        phases=[(at - begin, name) for at, name in phases[first:last]],
+    )

@@ -1,0 +1,133 @@
+"""What every tensor of a run is for, and when it is born and dies."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+aten = torch.ops.aten
+in_backward = torch._C._current_graph_task_id  # -1 outside of a backward pass
+CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
+HOST = "host"  # a storage in the CPU's memory: not one byte of the GPU's
+BUILDING, EMPTY_CACHE = "building the model", "empty cache"
+
+
+class Trace(TorchDispatchMode):
+    """Logs the birth and death of every tensor storage, and what each is for."""
+
+    def __init__(self, cuda: bool):
+        super().__init__()
+        self.cuda = cuda
+        self.ids: dict[int, int] = {}  # a storage's address -> its number
+        self.size: list[int] = []
+        self.kind: list[str | None] = []
+        self.born: list[int] = []  # the number of the phase in which a storage is born
+        self.phases = [BUILDING]
+        # i: storage i is born, ~i: it dies; text: a phase begins, or the cache is emptied.
+        self.events: list[int | str] = []
+
+    def empty_cache(self, *_) -> None:
+        self.events.append(EMPTY_CACHE)
+
+    def phase(self, name: str) -> None:
+        if self.phases[-1] != name:
+            self.phases.append(name)
+            self.events.append(name)
+
+    def see(self, tensor, kind: str | None = None) -> None:
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        i = self.ids.get(key)
+        if i is None:
+            i = self.ids[key] = len(self.size)
+            self.size.append(storage.nbytes())
+            self.born.append(len(self.phases) - 1)
+            self.events.append(i)
+            # Born in backward with gradients on: a checkpointed layer is being recomputed.
+            recomputed = in_backward() != -1 and torch.is_grad_enabled()
+            self.kind.append("activations" if recomputed else None)
+            weakref.finalize(storage, self.died, i, key)
+        self.kind[i] = kind or self.kind[i]
+
+    def died(self, i: int, key: int) -> None:
+        self.ids.pop(key, None)
+        self.events.append(~i)
+        if self.kind[i] is None:  # what outlives its forward pass is an activation
+            left = self.born[i] < len(self.phases) - 1
+            kept = left and self.phases[self.born[i]] == "forward"
+            self.kind[i] = "activations" if kept else "temporaries"
+
+    def so_far(self) -> tuple[list[int | str], list[str]]:
+        """The events until now, and the category of each storage."""
+        # Scales of quantized weights stand since before the first forward pass; so do some scalars.
+        stays = [
+            "parameters" if phase == 0 and n > 8 else "temporaries"
+            for phase, n in zip(self.born, self.size, strict=True)
+        ]
+        kinds = [kind or stay for kind, stay in zip(self.kind, stays, strict=True)]
+        return list(self.events), kinds
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is aten._local_scalar_dense.default:
+            # .item() and bool(): a fake tensor has no value. False keeps padding masks in place.
+            if args[0].dtype == torch.bool:
+                return False
+            return 1.0 if args[0].is_floating_point() else 1
+        if in_backward() != -1:
+            self.phase("backward")
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            self.see(tensor)
+        if self.cuda and func is aten.bernoulli_.float:
+            # The CPU's dropout keeps a mask in the input's type, CUDA's fused kernel a bool mask
+            # (aten/src/ATen/native/cuda/Dropout.cu).
+            self.size[self.ids[out.untyped_storage()._cdata]] = out.numel()
+        return out
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Label parameters, gradients and optimizer states, and mark the phases of each step."""
+        known = weakref.WeakSet()
+
+        def enter(module, _):
+            if in_backward() == -1:
+                self.phase("forward")
+            if module not in known:
+                known.update(module.modules())
+                for tensor in (*module.parameters(), *module.buffers()):
+                    self.see(tensor, "parameters")
+
+        def before(optimizer, *_):
+            self.phase("optimizer step")
+            for parameter in (p for g in optimizer.param_groups for p in g["params"]):
+                if parameter.grad is not None:
+                    self.see(parameter.grad, "gradients")
+
+        def after(optimizer, *_):
+            # bitsandbytes pages states of 100,000 values and more (optim/optimizer.py).
+            paged = getattr(optimizer, "is_paged", False)
+            leaves = [leaf for state in optimizer.state.values() for leaf in tree_leaves(state)]
+            # GaLore and APOLLO keep their projections in objects of their own.
+            leaves += [inner for leaf in leaves for inner in getattr(leaf, "__dict__", {}).values()]
+            for tensor in leaves:
+                big = paged and isinstance(tensor, torch.Tensor) and tensor.numel() >= 100_000
+                self.see(tensor, HOST if big and self.cuda else "optimizer states")
+            self.phase("between steps")
+
+        hooks = [
+            modules.register_module_forward_pre_hook(enter),
+            optimizers.register_optimizer_step_pre_hook(before),
+            optimizers.register_optimizer_step_post_hook(after),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()

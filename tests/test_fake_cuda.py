@@ -1,0 +1,155 @@
+"""The simulation by itself: a run without the course, and the rules of CUDA's allocator."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fake_cuda
+from fake_cuda import Allocator, MiB, simulate
+from helpers import predict
+
+PACKAGE = Path(fake_cuda.__file__).parent
+
+
+def loop():
+    model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU())
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.randn(64, 512)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# --------------------------------------------------------------------------------------- by itself
+def test_it_knows_nothing_of_the_course():
+    for path in PACKAGE.glob("*.py"):
+        assert "helpers" not in path.read_text(), path.name
+    code = "import sys, fake_cuda; sys.exit('helpers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_is_simulated_without_the_course():
+    parameters = 4 * (512 * 2048 + 2048)
+    found = simulate(loop, (7, 5))
+    assert found.peak_by_category["parameters"] == found.peak_by_category["gradients"] == parameters
+    assert 2 * parameters <= found.peak_by_category["optimizer states"] < 2.001 * parameters
+    assert found.peak_reserved >= found.peak_allocated == sum(found.by_category.values())
+    assert [name for _, name in found.phases] == ["forward", "backward", "optimizer step"]
+    predicted = predict(loop, gpu="T4")
+    for name in ("peak_allocated", "peak_reserved", "by_category", "phases"):
+        assert getattr(found, name) == getattr(predicted, name), name
+    assert (found.timeline == predicted.timeline).all()
+
+
+def test_a_cpu_has_no_caching_allocator():
+    found = simulate(loop, None)
+    assert found.peak_reserved is None
+    assert found.peak_allocated == sum(found.by_category.values())
+
+
+def test_a_newer_card_takes_a_larger_workspace():
+    ampere, hopper = (simulate(loop, capability) for capability in ((8, 0), (9, 0)))
+    assert hopper.peak_allocated - ampere.peak_allocated == 2 * (32 * MiB - 8519680)
+
+
+# --------------------------------------------------------------------------------------- allocator
+def reserved(*sizes):
+    allocator = Allocator()
+    for i, size in enumerate(sizes):
+        allocator.malloc(i, size)
+    return allocator.reserved
+
+
+@pytest.mark.parametrize(
+    "size, segment",
+    [
+        (1, 2 * MiB),
+        (MiB, 2 * MiB),
+        (MiB + 1, 20 * MiB),
+        (10 * MiB - 512, 20 * MiB),
+        (10 * MiB, 10 * MiB),
+        (10 * MiB + 1, 12 * MiB),
+        (33 * MiB, 34 * MiB),
+    ],
+)
+def test_segments(size, segment):
+    assert reserved(size) == segment
+
+
+def test_sizes_are_rounded_to_512_bytes():
+    assert reserved(*[512] * 4096) == 2 * MiB  # the segment is full to the last byte
+    assert reserved(*[1] * 4096) == 2 * MiB
+    assert reserved(*[1] * 4097) == 4 * MiB
+    assert reserved(*[513] * 2048) == 2 * MiB
+    assert reserved(*[513] * 2049) == 4 * MiB
+
+
+def test_small_and_large_blocks_do_not_share_segments():
+    assert reserved(2 * MiB, 512) == 22 * MiB
+    assert reserved(2 * MiB, 2 * MiB) == 20 * MiB
+
+
+def test_a_large_block_is_split_if_more_than_a_mebibyte_remains():
+    def after(size):  # a free block of 12 MiB is asked for `size`, then for 1 MiB and a bit
+        allocator = Allocator()
+        allocator.malloc(0, 12 * MiB)
+        allocator.release(0)
+        allocator.malloc(1, size)
+        allocator.malloc(2, MiB + 512)
+        return allocator.reserved
+
+    assert after(11 * MiB - 512) == 12 * MiB
+    assert after(11 * MiB) == (12 + 20) * MiB  # the rest could serve nobody
+
+
+def test_neighbours_merge_when_they_are_freed():
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2], [0, 2, 1]):
+        allocator = Allocator()
+        for i in range(3):
+            allocator.malloc(i, 6 * MiB)
+        for i in order:
+            allocator.release(i)
+        allocator.malloc(3, 20 * MiB - 512)
+        assert (allocator.reserved, allocator.peak) == (20 * MiB, 20 * MiB), order
+
+
+def test_a_hole_between_used_blocks_is_not_enough():
+    allocator = Allocator()
+    for i in range(3):
+        allocator.malloc(i, 6 * MiB)
+    allocator.release(0)
+    allocator.release(2)
+    allocator.malloc(3, 9 * MiB)  # 14 MiB are free, but in two pieces
+    assert allocator.reserved == 40 * MiB
+
+
+def test_the_best_fit_is_reused_and_nothing_is_returned():
+    allocator = Allocator()
+    for i, size in enumerate([30, 14, 22]):
+        allocator.malloc(i, size * MiB)
+    for i in range(3):
+        allocator.release(i)
+    assert allocator.reserved == allocator.peak == 66 * MiB
+    allocator.malloc(3, 14 * MiB)
+    allocator.malloc(4, 22 * MiB)
+    allocator.malloc(5, 30 * MiB)  # each found its own block, so the largest is still whole
+    assert allocator.reserved == 66 * MiB
+
+
+def test_an_emptied_cache_gives_back_whole_segments_only():
+    allocator = Allocator()
+    for i, size in enumerate([30 * MiB, 6 * MiB, 6 * MiB, 512]):
+        allocator.malloc(i, size)
+    for i in (0, 1, 3):
+        allocator.release(i)
+    assert allocator.reserved == (30 + 20 + 2) * MiB
+    allocator.empty_cache()
+    assert allocator.reserved == 20 * MiB  # a block of 6 MiB keeps its segment
+    allocator.malloc(4, 6 * MiB)
+    assert (allocator.reserved, allocator.peak) == (20 * MiB, 52 * MiB)
+    allocator.malloc(5, 30 * MiB)
+    assert allocator.reserved == 50 * MiB

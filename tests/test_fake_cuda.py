@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import fake_cuda
 from fake_cuda import Allocator, MiB, simulate
@@ -43,6 +44,36 @@ def test_a_run_is_simulated_without_the_course():
     for name in ("peak_allocated", "peak_reserved", "by_category", "phases"):
         assert getattr(found, name) == getattr(predicted, name), name
     assert (found.timeline == predicted.timeline).all()
+
+
+def test_building_the_model_is_not_the_run():
+    def wasteful():
+        torch.empty(100 * MiB, dtype=torch.uint8)  # dies before the first forward pass
+        loop()
+
+    assert simulate(wasteful).peak_allocated == simulate(loop).peak_allocated
+
+
+def test_a_layer_computed_again_is_part_of_the_backward_pass():
+    def checkpointed():
+        layer = torch.nn.Linear(64, 64)
+        for _ in range(2):
+            x = torch.ones(8, 64, requires_grad=True)
+            checkpoint(layer, x, use_reentrant=False).sum().backward()
+            torch.optim.SGD(layer.parameters()).step()
+
+    found = simulate(checkpointed)
+    assert [name for _, name in found.phases] == ["forward", "backward", "optimizer step"]
+
+
+def test_values_that_a_fake_tensor_lacks():
+    def asking():
+        ones = torch.ones(3)
+        seen = [bool((ones > 0).all()), ones.sum().item(), ones.long().sum().item()]
+        assert [(type(value), value) for value in seen] == [(bool, False), (float, 1.0), (int, 1)]
+        torch.nn.init.trunc_normal_(torch.empty(9))  # asks until the answer is False
+
+    simulate(asking)
 
 
 def test_a_cpu_has_no_caching_allocator():

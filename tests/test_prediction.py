@@ -593,6 +593,16 @@ def test_everything_is_put_back(card, llama):
     assert surroundings() == before
 
 
+def test_what_accelerate_remembers_of_another_loop_is_forgotten():
+    def loop():
+        accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
+        model = accelerator.prepare(torch.nn.Linear(8, 8))
+        accelerator.backward(model(torch.ones(4, 8)).sum())
+
+    accelerate.Accelerator(mixed_precision="no", cpu=True)  # would refuse another precision
+    assert predict(loop, gpu="T4").peak_allocated > 0
+
+
 def test_no_tensor_is_left(llama):
     gc.collect()
     before = memory.live_bytes()

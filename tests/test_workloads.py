@@ -311,7 +311,7 @@ def test_a_local_checkpoint_models_the_language_of_a_local_table(own):
 
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl", "parquet", "a folder"])
-def test_tables_of_other_kinds(suffix, own, tmp_path):
+def test_tables_of_other_kinds(suffix, own, tmp_path, monkeypatch):
     table, path = pd.read_csv(own / "texts.csv"), tmp_path / f"texts.{suffix}"
     if suffix == "parquet":
         table.to_parquet(path)
@@ -321,8 +321,10 @@ def test_tables_of_other_kinds(suffix, own, tmp_path):
         table[30:].to_csv(path / "more.csv", index=False)
     else:
         table.to_json(path, orient="records", lines=suffix == "jsonl")
-    workload = text_classification(str(own / "bert"), data=path, length=16)
-    assert workload.config.num_labels == 3 and len(workload.data("train")) == 54
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for data in (path, f"~/{path.name}"):
+        workload = text_classification(str(own / "bert"), data=data, length=16)
+        assert workload.config.num_labels == 3 and len(workload.data("train")) == 54
 
 
 # ------------------------------------------------------------------------------------------- errors

@@ -6,7 +6,7 @@ allocator, the log gives the peak and what it is made of. Fake tensors claim to 
 the choices that CUDA makes differently are put in by hand (`choices`), each with its source.
 
     from fake_cuda import simulate
-    found = simulate(run)  # `run` builds its model on the CPU and takes two optimizer steps
+    found = simulate(run, (8, 0))  # `run` builds its model on the CPU and takes two optimizer steps
     found.peak_allocated, found.peak_reserved, found.by_category
 """
 
@@ -18,6 +18,7 @@ for library in ("bitsandbytes", "torchao", "torch.utils._pytree"):
 
 from .allocator import Allocator, MiB
 from .simulation import Simulation, simulate
+from .state import forget_libraries
 from .trace import CATEGORIES
 
-__all__ = ["CATEGORIES", "Allocator", "MiB", "Simulation", "simulate"]
+__all__ = ["CATEGORIES", "Allocator", "MiB", "Simulation", "forget_libraries", "simulate"]

@@ -10,7 +10,8 @@ class Allocator:
 
     Sizes are rounded up to 512 bytes and cut from segments of 2 MiB (up to 1 MiB) or 20 MiB, from
     10 MiB on from segments of their own, rounded to 2 MiB: best fit, split, merge. A segment goes
-    back to the driver only by `empty_cache`, and only if no block of it is in use.
+    back to the driver only by `empty_cache`, and only if no block of it is in use. (Before it gives
+    up, torch empties the cache by itself; a limit is not part of this model.)
     """
 
     def __init__(self):
@@ -21,7 +22,7 @@ class Allocator:
         self.reserved = self.peak = self.top = 0
 
     def step(self, i: int, size: int) -> None:
-        """One entry of `Prediction.log`."""
+        """One entry of `Simulation.log`."""
         if size > 0:
             self.malloc(i, size)
         elif size < 0:

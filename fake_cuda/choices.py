@@ -8,36 +8,44 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer as optimizers
 from transformers import masking_utils, trainer
+from transformers.integrations import moe
 
 from .trace import HOST, Trace
 
 aten = torch.ops.aten
 
 
-def _attention(flash: bool) -> Callable:
+def _attention(flash: bool, fp16: bool = False) -> Callable:
     """`scaled_dot_product_attention` with the kernel that CUDA picks, by its memory.
 
     Flash needs 16 bits, no mask and heads up to 256; memory-efficient takes the rest, except
-    grouped heads; those fall back to plain matrices (aten/.../transformers/cuda/sdp_utils.cpp).
+    grouped heads and bf16 on a card without flash; those fall back to plain matrices
+    (aten/.../transformers/cuda/sdp_utils.cpp). `fp16`: bf16 stands for it here.
     The kernels' shape functions and gradient formulas are part of every build of torch.
     """
 
-    def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **options):
+    def attention(
+        q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+    ):
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = attn_mask.to(dtype)
         half = q.dtype in (torch.float16, torch.bfloat16)
-        if flash and half and attn_mask is None and q.shape[-1] <= 256:
+        same = q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256
+        if flash and half and attn_mask is None and q.dim() == 4 and same:
             kernel = aten._scaled_dot_product_flash_attention
             return kernel(q, k, v, dropout_p, is_causal, scale=scale)[0]
-        if options.get("enable_gqa") and q.shape[-3] != k.shape[-3]:
+        grouped = enable_gqa and q.shape[-3] != k.shape[-3]
+        old = not (flash or fp16) and q.dtype == torch.bfloat16
+        if grouped or old or q.dim() != 4 or q.dtype == torch.float64:
             plain = aten._scaled_dot_product_attention_math
-            return plain(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True)[0]
+            options = {"scale": scale, "enable_gqa": enable_gqa}
+            return plain(q, k, v, attn_mask, dropout_p, is_causal, **options)[0]
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:
                 zeros = torch.zeros_like(attn_mask, dtype=q.dtype)
@@ -52,8 +60,10 @@ def _attention(flash: bool) -> Callable:
 # Operations that CUDA's autocast runs in float32 and the CPU's does not (torch.amp documentation,
 # "CUDA Ops that can autocast to float32"). Both keep a cache of the weights in 16 bits.
 FLOAT32 = (
-    "softmax.int log_softmax.int layer_norm rms_norm group_norm pow.Tensor_Scalar "
-    "pow.Tensor_Tensor exp log rsqrt reciprocal softplus cumsum sum sum.dim_IntList"
+    "softmax.int log_softmax.int logsumexp layer_norm rms_norm group_norm cosine_similarity dist "
+    "linalg_vector_norm norm.Scalar norm.ScalarOpt_dim pdist renorm pow.Scalar pow.Tensor_Scalar "
+    "pow.Tensor_Tensor exp expm1 log log10 log1p log2 rsqrt reciprocal softplus cumprod cumsum sum "
+    "sum.dim_IntList acos asin cosh sinh tan erfinv"
 )
 
 
@@ -71,7 +81,7 @@ def _in_float32(op) -> Callable:
 
 
 @contextmanager
-def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[None]:
+def cuda_choices(trace: Trace, capability: tuple[int, int] | None, fp16: bool) -> Iterator[None]:
     """Make fake CPU tensors take CUDA's way: attention, autocast, optimizers, host copies."""
     if capability is None:
         yield
@@ -91,13 +101,21 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
     def save_on_cpu(self, *_, **__):  # what comes back from the host is a new tensor on the GPU
         saved.saved_tensors_hooks.__init__(self, to_host, torch.empty_like)
 
+    begin = torch.autocast.__init__
+
+    def autocast(self, device_type, dtype=None, *args, **options):
+        if device_type == "cuda":  # which fake tensors never are
+            device_type, dtype = "cpu", dtype or torch.float16
+        begin(self, device_type, dtype, *args, **options)
+
     # Optimizers update all parameters at once (foreach) by default on CUDA, never on a CPU.
     optimizers._foreach_supported_types.append(FakeTensor)
     try:
         with (
-            patch.object(F, "scaled_dot_product_attention", _attention(flash=capability >= (8, 0))),
+            patch.object(F, "scaled_dot_product_attention", _attention(capability >= (8, 0), fp16)),
             patch.object(optimizers, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
             patch.object(saved.save_on_cpu, "__init__", save_on_cpu),
+            patch.object(torch.autocast, "__init__", autocast),
             patch.object(trainer, "clear_device_cache", trace.empty_cache),
             patch.object(torch.cuda, "empty_cache", trace.empty_cache),
             patch.object(torch.accelerator, "empty_cache", trace.empty_cache),
@@ -175,9 +193,13 @@ def fake_modules(cuda: bool) -> Iterator[None]:
     with ExitStack() as stack:
 
         def put(owner, name, value):
-            stack.enter_context(patch.object(owner, name, value))
+            stack.enter_context(patch.object(owner, name, value, create=name == "__deepcopy__"))
 
         put(torch.nn.Module, "_apply", _apply)
+        # A copied tensor belongs to the same simulation, not to a copy of it (peft, averages).
+        put(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode)
+        # The shape function of grouped products asks for bf16; without them experts run in turn.
+        put(moe, "_can_use_grouped_mm", lambda *_, **__: False)
         # Position ids without values look like several sequences packed in one, with a mask.
         put(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
         if "bitsandbytes" in sys.modules:

@@ -1,16 +1,25 @@
 """A run on fake tensors, replayed through the allocator's model: peaks, categories, timeline."""
 
 import math
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from .allocator import Allocator, MiB
 from .choices import cuda_choices, fake_modules
+from .state import undisturbed
 from .trace import CATEGORIES, EMPTY_CACHE, HOST, Trace
+
+_LOCK = threading.RLock()  # hooks and replaced functions are the whole process's
+MISTAKES = {  # what torch says of them: what to say
+    "convert all Tensors to FakeTensors": "a tensor or model made outside of it: build them inside",
+    "linked with support for cuda": "a GPU: leave the model on the CPU, the simulation stands in",
+}
+NO_VALUES = "the function picks by tensors' values, and fake tensors have none: take a fixed number"
 
 
 @dataclass
@@ -30,34 +39,42 @@ class Simulation:
     log: list[tuple[int, int]] = field(default_factory=list, repr=False)
     # The last step, to its end: bytes [events, categories] after each birth or death of a tensor,
     # and where each phase starts: (event, "forward" | "backward" | "optimizer step").
-    timeline: np.ndarray = field(default=None, repr=False)
+    timeline: np.ndarray | None = field(default=None, repr=False)
     phases: list[tuple[int, str]] = field(default_factory=list, repr=False)
 
 
-def simulate(run: Callable, capability: tuple[int, int] | None = (8, 0)) -> Simulation:
+def simulate(
+    run: Callable, capability: tuple[int, int] | None = (8, 0), fp16: bool = False
+) -> Simulation:
     """Simulate `run`, a function that builds its model on the CPU and takes two optimizer steps.
 
-    `capability` is the compute capability of the card; None simulates a CPU. ValueError if `run`
-    uses a tensor or a model made outside of it.
+    `capability` is the compute capability of the card; None simulates a CPU. `fp16` says that bf16
+    stands for fp16, in which Accelerate does not train on a CPU. Tensors have no values: `.item()`
+    is 1 and a condition is False. ValueError if `run` needs values, a GPU, or a tensor or model
+    made outside of it. Random numbers and Accelerate's state are afterwards what they were.
     """
+    capability = capability and tuple(capability)
     trace = Trace(cuda=capability is not None)
     try:
         with (
+            _LOCK,
+            undisturbed(),
             warnings.catch_warnings(action="ignore"),  # of libraries that look for tensors' data
             fake_modules(trace.cuda),
             FakeTensorMode(),
             trace,
             trace.watch(),
-            cuda_choices(trace, capability),
+            cuda_choices(trace, capability, fp16),
         ):
             kept = run()
             events, kinds = trace.so_far()  # what dies after this line is not part of the run
+    except DynamicOutputShapeException as error:
+        raise ValueError(NO_VALUES) from error
     except (AssertionError, RuntimeError) as error:
-        if "convert all Tensors to FakeTensors" in str(error):
-            raise ValueError(
-                "the function uses a tensor or model made outside of it: build them inside"
-            ) from error
-        raise
+        why = next((why for text, why in MISTAKES.items() if text in str(error)), None)
+        if why is None:
+            raise
+        raise ValueError(f"the function uses {why}") from error
     found = _replay(events, kinds, trace.size, workspace(capability) if trace.cuda else None)
     del kept
     return found
@@ -96,7 +113,9 @@ def _replay(events: list, kinds: list[str], sizes: list[int], base: int | None) 
             allocator.step(i, size)
     bytes_now = change.cumsum(axis=0)
     top = int(bytes_now.sum(axis=1).argmax())
-    ends = [k for k, (_, name) in enumerate(phases) if name == "between steps"]
+    names = [*(name for _, name in phases), ""]
+    ends = [k for k, name in enumerate(names) if name == "between steps"]
+    ends = [k for k in ends if names[k + 1] != "optimizer step"]  # two optimizers share a step
     first, last = (ends[-2] + 1, ends[-1]) if len(ends) > 1 else (0, len(phases) - 1)
     begin = phases[first][0] if phases else 0
     return Simulation(
@@ -106,5 +125,5 @@ def _replay(events: list, kinds: list[str], sizes: list[int], base: int | None) 
         peak_reserved=allocator.peak if cuda else None,
         log=log,
         timeline=bytes_now[begin:].copy(),
-        phases=[(at - begin, name) for at, name in phases[first:last]],
+        phases=[(at - begin, name) for at, name in phases[first:last] if name != "between steps"],
     )

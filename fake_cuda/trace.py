@@ -42,7 +42,10 @@ class Trace(TorchDispatchMode):
     def see(self, tensor, kind: str | None = None) -> None:
         if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
             return
-        storage = tensor.untyped_storage()
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # a sparse tensor: its indices and values are seen
+            return
         key = storage._cdata
         i = self.ids.get(key)
         if i is None:
@@ -105,8 +108,10 @@ class Trace(TorchDispatchMode):
                     self.see(tensor, "parameters")
 
         def before(optimizer, *_):
-            self.phase("optimizer step")
+            if in_backward() == -1:  # else an optimizer that works inside of backward
+                self.phase("optimizer step")
             for parameter in (p for g in optimizer.param_groups for p in g["params"]):
+                self.see(parameter, "parameters")
                 if parameter.grad is not None:
                     self.see(parameter.grad, "gradients")
 
@@ -119,7 +124,8 @@ class Trace(TorchDispatchMode):
             for tensor in leaves:
                 big = paged and isinstance(tensor, torch.Tensor) and tensor.numel() >= 100_000
                 self.see(tensor, HOST if big and self.cuda else "optimizer states")
-            self.phase("between steps")
+            if in_backward() == -1:
+                self.phase("between steps")
 
         hooks = [
             modules.register_module_forward_pre_hook(enter),

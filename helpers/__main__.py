@@ -18,6 +18,7 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(message)  # one sentence, like any other bad input
 
 
+WORDS = ("true", "false", "none")  # however they are written
 TASKS = tuple(workloads.MODELS)
 FACTS = (  # what --json says of a prediction
     "workload peak_allocated peak_reserved used context by_category fits seconds note"
@@ -29,8 +30,10 @@ def setting(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"{text!r} is not a setting: write name=value, such as bf16=True")
+    if name in ("gpu", "name", "optimizer", "workload"):
+        raise ValueError(f"{name} is not a keyword of TrainingArguments: see --help")
     try:
-        return name, ast.literal_eval(value)
+        return name, ast.literal_eval(value.title() if value.lower() in WORDS else value)
     except (ValueError, SyntaxError):
         return name, value
 
@@ -57,7 +60,11 @@ def predict_command(options: argparse.Namespace) -> str:
 
 def report_command(options: argparse.Namespace) -> str:
     """How well the predictions met what was measured, by card, section and kind of memory."""
+    if options.settings:
+        raise ValueError(f"{options.settings[0]!r} is not an option of report")
     rows = pd.read_csv(options.rows) if options.rows else load("measured")
+    if options.rows and "error_allocated" not in rows:
+        raise ValueError(f"{options.rows} is not a table of the kit in tools/gpu_kit.py")
     if rows.empty:
         return "No run of ours was measured on a GPU yet: python tools/gpu_kit.py does it."
     errors = rows.melt(["card", "section"], ["error_allocated", "error_reserved"], "memory", "%")

@@ -3,7 +3,7 @@
 import difflib
 import importlib.metadata
 import platform
-import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,6 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import torch
-from accelerate.state import AcceleratorState, GradientState
 
 GIB = 2**30
 # Lowest compute capability with hardware for each feature (CUDA C++ Programming Guide, "Compute
@@ -114,22 +113,14 @@ def supports(feature: str, card: GPU | None = None) -> bool:
     return capability >= FEATURES[feature]
 
 
-def forget_libraries() -> None:
-    """Clear what libraries keep for the whole process: Accelerate its device and precision,
-    bitsandbytes the parameters, and with them the models, that it was told to treat apart."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    if "bitsandbytes" in sys.modules:
-        sys.modules["bitsandbytes"].optim.GlobalOptimManager.get_instance().initialize()
-
-
 @cache
 def versions() -> dict[str, str]:
     """Versions of Python and of the libraries that decide what a run needs."""
-    names = {"torch", "transformers", "accelerate", "peft", "bitsandbytes"}
-    installed = names & {d.name for d in importlib.metadata.distributions()}
-    found = {name: importlib.metadata.version(name) for name in sorted(installed)}
-    return {"python": platform.python_version()} | found
+    found = {"python": platform.python_version()}
+    for name in ("accelerate", "bitsandbytes", "peft", "torch", "transformers"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .hardware import device, forget_libraries, gib
+from fake_cuda import forget_libraries
+
+from .hardware import device, gib
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would announce each start and stop
 __all__ = ["Usage", "free", "gib", "live_bytes", "measure"]
@@ -58,6 +60,11 @@ def measure() -> Iterator[Usage]:
     usage = Usage(kind)
     gc.collect()
     if kind == "cpu":
+        if torch.autograd._profiler_enabled():
+            raise ValueError(
+                "something is being measured or profiled already, and a CPU can do that once at a "
+                "time: `train` measures itself, see `run.peak_allocated`"
+            )
         usage.start = live_bytes()
         cpu = torch.profiler.ProfilerActivity.CPU
         with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:

@@ -14,7 +14,7 @@ from transformers.training_args import OptimizerNames
 from fake_cuda import Simulation, simulate
 
 from . import hardware
-from .hardware import GPU, device, forget_libraries, supports, this_gpu
+from .hardware import GPU, device, supports, this_gpu
 from .workloads import Workload, check_settings
 
 # Half a GiB stands in for a CUDA context that nobody measured: the low end of the 0.5 to 2 GiB in
@@ -39,6 +39,7 @@ class Prediction(Simulation):
     capacity: int | None = None  # memory of the card
     seconds: float = 0.0  # that the prediction took
     note: str = ""
+    changes: tuple[str, ...] = ()  # names of the functions that changed the model
 
     kind = "predicted"
 
@@ -67,6 +68,8 @@ TWO_STEPS |= dict(load_best_model_at_end=False, eval_on_start=False, auto_find_b
 TWO_STEPS |= dict(dataloader_num_workers=0, dataloader_prefetch_factor=None)
 TWO_STEPS |= dict(dataloader_persistent_workers=False, dataloader_pin_memory=False)
 TWO_STEPS |= dict(dataloader_multiprocessing_context=None)
+# Nor may a prediction reach the hub, a tracker or the settings of the whole process.
+TWO_STEPS |= dict(report_to="none", push_to_hub=False, full_determinism=False, debug="")
 
 
 class _Samples(torch.utils.data.IterableDataset):
@@ -106,11 +109,7 @@ def predict(
         return run  # its tensors live on until the log is closed
 
     began = time.perf_counter()
-    forget_libraries()
-    try:
-        found = simulate(run, card and card.capability)
-    finally:
-        forget_libraries()
+    found = simulate(run, card and card.capability, fp16=bool(settings.get("fp16")))
     title = workload.title if is_workload else getattr(workload, "__name__", "function")
     return Prediction(
         name=name or title,
@@ -121,6 +120,7 @@ def predict(
         capacity=card.memory if card else None,
         seconds=time.perf_counter() - began,
         note=note,
+        changes=workload.changed if is_workload else (),
         **vars(found),
     )
 
@@ -143,8 +143,8 @@ def _fake_arguments(settings: dict, optimizer, card: GPU | None) -> tuple[dict, 
     arguments, note = dict(settings), ""
     if card is not None:
         if arguments.get("bf16") and not supports("bf16", card):
-            capability = ".".join(map(str, card.capability))
-            note = f"bf16 is emulated on compute capability {capability}: right, but slow"
+            note = "bf16 is emulated on compute capability {}.{}: slow, without fused attention"
+            note = note.format(*card.capability)
         arguments["bf16"] = bool(arguments.pop("fp16", False) or arguments.get("bf16"))
         arguments.pop("tf32", None)
     # Two micro-batches reach the peak of any number: gradients stand while activations grow.

@@ -1,7 +1,6 @@
 """A run as data, and tables of runs and predictions."""
 
 import datetime
-import operator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ class Run:
     peak_reserved: int | None = None
     used: int | None = None
     losses: list[float] = field(default_factory=list)
+    changes: tuple[str, ...] = ()  # names of the functions that changed the model
     after: Any = None  # what the `after` function of `train` returned
     note: str = ""
 
@@ -108,8 +108,7 @@ def compare(*items) -> pd.DataFrame:
         cells |= {"time (s)": f"{item.seconds:.2f}", "samples/s": f"{item.samples_per_second:.2f}"}
         if item.losses:
             cells["loss"] = f"{item.losses[0]:.3f} → {item.losses[-1]:.3f}"
-        same = operator.attrgetter("workload", "device", "settings")
-        match = next((p for p in waiting if same(p) == same(item)), None)
+        match = next((p for p in waiting if _subject(p) == _subject(item)), None)
         if match is not None:
             waiting.remove(match)
             rows.append({"name": "error", "kind": "error", "device": item.device})
@@ -121,15 +120,26 @@ def compare(*items) -> pd.DataFrame:
     return table.dropna(axis="columns", how="all").fillna("")
 
 
+def _subject(item) -> tuple:
+    """What a prediction shares with the run it is for: all but how long that lasts."""
+    lasting = ("max_steps", "num_train_epochs")
+    settings = {k: v for k, v in item.settings.items() if k not in lasting}
+    return item.workload, item.changes, item.device, settings
+
+
 def record(lesson: str, *items) -> Path:
     """Append runs and predictions to `build/runs/<lesson>.csv`, the learner's own; its path."""
+    if not items:
+        raise ValueError("nothing to record: give the runs and predictions after the lesson")
     path = data_file().parent / "build" / "runs" / f"{lesson}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     new = pd.DataFrame([{"lesson": lesson, **row(item)} for item in items])
-    if path.exists() and list(pd.read_csv(path, nrows=0).columns) != list(new.columns):
+    fresh = not path.exists() or not path.stat().st_size
+    if not fresh and list(pd.read_csv(path, nrows=0).columns) != list(new.columns):
         now = datetime.datetime.now()  # the columns of an older course: keep them beside
         path.rename(path.with_suffix(f".{now:%Y-%m-%d-%H%M%S%f}.csv"))
-    new.to_csv(path, mode="a", header=not path.exists(), index=False)
+        fresh = True
+    new.to_csv(path, mode="a", header=fresh, index=False)
     return path
 
 

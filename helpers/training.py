@@ -120,6 +120,7 @@ def train(
             used=usage.used,
             losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
             after=after(trainer) if after else None,
+            changes=workload.changed,
             note=OFFLINE if OFFLINE in workload.note else "",
         )
     except RuntimeError as error:

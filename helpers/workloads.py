@@ -3,6 +3,7 @@
 import ast
 import copy
 import difflib
+import glob
 import os
 import shutil
 import sys
@@ -46,7 +47,7 @@ RENAMED = {
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
     "batch_size": "per_device_train_batch_size",
 }
-FILES = (".csv", ".json", ".jsonl", ".parquet", ".txt")  # what a hub id does not end with
+FILES = dict(csv="csv", json="json", jsonl="json", parquet="parquet", txt="text")  # by suffix
 SAME_ON_CPU = {"fp16": "use bf16=True (the same bytes)", "tf32": "leave it out"}
 
 
@@ -74,6 +75,10 @@ class Workload:
     @property
     def title(self) -> str:
         return f"{self.name}, {self.length:,} tokens"
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        return tuple(getattr(change, "__name__", "changed") for change in self.changes)
 
     def __str__(self) -> str:
         return self.title + (f" ({self.note})" if self.note else "")
@@ -138,6 +143,7 @@ class Workload:
             "use_cpu": device().type == "cpu",
             "dataloader_pin_memory": device().type != "cpu",
             "seed": self.seed,
+            "tf32": False,  # said each time: what one run switches on would stay on for the next
         }
         args = TrainingArguments(**defaults | arguments)
         model = self.model(pretrained)
@@ -157,6 +163,8 @@ class Workload:
         trainer.remove_callback(transformers.PrinterCallback)
         if optimizer is not None:
             trainer.optimizer = optimizer(trainer.model, args)
+            if trainer.optimizer is None:  # for the Trainer that would mean AdamW
+                raise ValueError("a function given as optimizer must return the optimizer")
         return trainer
 
 
@@ -182,8 +190,9 @@ def check_settings(settings: dict, optimizer: Callable | None, on_cpu: bool) -> 
             raise ValueError(suggest(name, known, "keyword of TrainingArguments"))
         if name in counts and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{name}={value!r} is impossible: it is a whole number from 1 on")
-        if isinstance(value, str) and type(known[name]) in (int, float):
-            raise ValueError(f"{name}={value!r} is not a number")
+        if isinstance(value, str) and type(known[name]) in (int, float, bool):
+            kind = "True or False" if type(known[name]) is bool else "a number"
+            raise ValueError(f"{name}={value!r} is not {kind}")
         if name == "optim" and value not in optimizers:
             raise ValueError(suggest(value, optimizers, "optimizer"))
         if on_cpu and value and name in SAME_ON_CPU:
@@ -201,9 +210,9 @@ def text_classification(size: str = "auto", **options) -> Workload:
     "tiny": which package of Python's standard library does this function come from (8 classes)?
     "large": the classic experiment, bert-large-uncased on 512 samples of 512 random tokens.
     "auto": one of the two, by this machine's memory. Otherwise a hub id, a local folder or a name
-    in `data/configs`. Options: `length` in tokens; `seed`; `data`, a local CSV, JSON or Parquet
-    file or a hub id, with the columns `text` and `label`; `pretrained=True` trains the tiny model
-    on first use and keeps its weights. ValueError and OSError say what to change.
+    in `data/configs`. Options: `length` in tokens; `seed`; `data`, a CSV, JSON or Parquet file, a
+    folder of them or a hub id, with the columns `text` and `label`; `pretrained=True` trains the
+    tiny model on first use and keeps its weights. ValueError and OSError say what to change.
     """
     return _workload("text_classification", size, **options)
 
@@ -245,6 +254,8 @@ def _workload(task, size, data=None, length=None, pretrained=False, seed=0) -> W
         note = "; ".join(filter(None, (note, OFFLINE if weights is None else "")))
     if type(config) not in MODELS[task]._model_mapping.keys():
         raise ValueError(f"{name} is not a model for {task.replace('_', ' ')}")
+    if classify and config.pad_token_id is None:
+        config.pad_token_id = 0  # decoders classify by the last token that is not padding
     config.use_cache = False  # keys and values are cached for generation only
     most = getattr(config, "max_position_embeddings", None) or length or usual
     length = length or min(usual, most)
@@ -253,7 +264,10 @@ def _workload(task, size, data=None, length=None, pretrained=False, seed=0) -> W
     read = partial(_random_tokens, classify, length, config.vocab_size)
     if data is not None:
         table = _read(str(data), ["text", "label"] if classify else ["text"])
-        read = partial(_texts, classify, length, table, str(weights or name))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(weights or name))
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        config.pad_token_id = tokenizer.pad_token_id
+        read = partial(_texts, classify, length, table, tokenizer)
         if classify:
             config.num_labels = table["label"].nunique()
     masked = data is not None and classify
@@ -389,9 +403,8 @@ def _bytes(length: int) -> dict[str, np.ndarray]:
     return {"input_ids": _blocks(np.concatenate(stream), length)}
 
 
-def _texts(classify: bool, length: int, table, model: str, split: str) -> datasets.Dataset:
+def _texts(classify: bool, length: int, table, tokenizer, split: str) -> datasets.Dataset:
     """A reader's own texts: padded to `length` with a mask, or joined and cut into blocks."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     if classify:
         options = dict(truncation=True, padding="max_length", max_length=length)
         batch = tokenizer(list(table["text"]), **options)
@@ -406,18 +419,26 @@ def _texts(classify: bool, length: int, table, model: str, split: str) -> datase
 def _read(data: str, columns: list[str]):
     """A reader's own table: a local file, a folder of such files, or a data set on the hub."""
     path = Path(data).expanduser().resolve()
-    if not path.exists():
-        if path.suffix in FILES or data.startswith((".", "/", "~")):
-            raise FileNotFoundError(f"{data} is neither a file nor a folder on this machine")
-        if not online():
-            raise ConnectionError(f"data set {data!r}: the hub cannot be reached, give local data")
-    source = path.parent if path.is_file() else path if path.exists() else data
-    files = path.name if path.is_file() else None
+    kind, source, files = FILES.get(path.suffix[1:].lower()), data, None
+    if path.is_file():
+        source, files = kind or "text", glob.escape(str(path))
+    elif path.exists():
+        source = str(path)
+    elif kind or data.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"{data} is neither a file nor a folder on this machine")
+    elif not online():
+        raise ConnectionError(f"data set {data!r}: the hub cannot be reached, give local data")
     try:
-        table = datasets.load_dataset(str(source), data_files=files, split="train").to_pandas()
+        table = datasets.load_dataset(source, data_files=files, split="train").to_pandas()
     except Exception as error:  # each kind of file fails in its own way
         raise ValueError(f"{data} cannot be read as a data set: is it whole?") from error
     missing = [column for column in columns if column not in table]
     if missing:
         raise ValueError(f"{data} has the columns {list(table.columns)}, but no {missing[0]!r}")
+    table = table[columns]
+    if table.isna().any(axis=None):
+        at = int(table.isna().any(axis=1).to_numpy().argmax()) + 1
+        raise ValueError(f"{data} has an empty cell in row {at}: fill it or leave the row out")
+    if "label" in columns and table["label"].nunique() < 2:
+        raise ValueError(f"{data} has one class only: a classifier needs two labels or more")
     return table

@@ -47,6 +47,26 @@ def test_a_cpu_has_allocated_bytes_alone(capsys):
     assert facts["peak_reserved"] is None and facts["used"] is None and facts["fits"] is None
 
 
+def test_words_are_read_however_they_are_written(capsys):
+    assert setting("bf16=false") == ("bf16", False) and setting("seed=NONE") == ("seed", None)
+    assert setting("optim=sgd") == ("optim", "sgd")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([*TINY, "gpu=T4"], "gpu is not a keyword of TrainingArguments"),
+        ([*TINY, "bf16=yes"], "bf16='yes' is not True or False"),
+        (["report", "bf16=True"], "'bf16=True' is not an option of report"),
+        (["report", "--rows", "data/gpus.csv"], "is not a table of the kit"),
+    ],
+)
+def test_what_was_not_meant_so(arguments, message, capsys, request, monkeypatch):
+    monkeypatch.chdir(request.config.rootpath)
+    status, out, err = command(capsys, *arguments)
+    assert (status, out) == (2, "") and message in err and err.count("\n") == 1
+
+
 def test_settings_reach_the_prediction(capsys):
     def peak(*settings):
         status, out, err = command(capsys, *TINY, "--json", *settings)

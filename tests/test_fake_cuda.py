@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fake_cuda
@@ -74,6 +77,89 @@ def test_values_that_a_fake_tensor_lacks():
         torch.nn.init.trunc_normal_(torch.empty(9))  # asks until the answer is False
 
     simulate(asking)
+
+
+def test_autocast_for_cuda_is_autocast():
+    def forward(device, dtype=None):
+        layer = torch.nn.Linear(512, 512)
+        with torch.autocast(device, dtype):
+            layer(torch.ones(64, 512)).float().sum().backward()
+
+    asked = simulate(partial(forward, "cuda"))
+    assert asked.log == simulate(partial(forward, "cpu", torch.bfloat16)).log
+    assert asked.peak_allocated > simulate(partial(forward, "cuda", torch.float32)).peak_allocated
+
+
+def test_parameters_without_a_module():
+    def bare():
+        weight = torch.nn.Parameter(torch.ones(512, 512))
+        optimizer = torch.optim.Adam([weight])
+        for _ in range(2):
+            weight.sum().backward()
+            optimizer.step()
+
+    assert simulate(bare).by_category["parameters"] == 4 * 512 * 512
+
+
+def test_sparse_gradients():
+    def embed():
+        table = torch.nn.Embedding(1000, 64, sparse=True)
+        table(torch.zeros(8, dtype=torch.long)).sum().backward()
+
+    assert simulate(embed).peak_by_category["parameters"] == 4 * 1000 * 64
+
+
+def test_two_optimizers_share_a_step():
+    def shared():
+        layers = [torch.nn.Linear(64, 64) for _ in range(2)]
+        optimizers = [torch.optim.SGD(layer.parameters()) for layer in layers]
+        for _ in range(2):
+            layers[1](layers[0](torch.ones(8, 64))).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    phases = [name for _, name in simulate(shared).phases]
+    assert phases == ["forward", "backward", "optimizer step", "optimizer step"]
+
+
+def test_an_optimizer_inside_of_the_backward_pass():
+    def fused():
+        layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
+        for parameter in layers.parameters():
+            own = torch.optim.SGD([parameter])
+            parameter.register_post_accumulate_grad_hook(lambda _, own=own: own.step() and None)
+        end = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+        for _ in range(2):
+            layers(torch.ones(8, 256)).sum().backward()
+            end.step()
+
+    found = simulate(fused)
+    assert [name for _, name in found.phases] == ["forward", "backward", "optimizer step"]
+    assert found.timeline.sum(axis=1).max() == found.peak_allocated
+
+
+def test_simulations_in_threads_do_not_mix():
+    def layer(width):
+        torch.nn.Linear(width, width)(torch.ones(8, width)).sum().backward()
+
+    runs = [partial(layer, width) for width in (64, 128, 256)] * 3
+    with ThreadPoolExecutor() as pool:
+        together = list(pool.map(simulate, runs))
+    assert [found.log for found in together] == [simulate(run).log for run in runs]
+    assert "fake_cuda" not in F.scaled_dot_product_attention.__module__
+
+
+@pytest.mark.parametrize(
+    "run, message",
+    [
+        (lambda: torch.ones(3)[torch.ones(3) > 0], "picks by tensors' values"),
+        (lambda: torch.nn.Linear(2, 2).to("cuda"), "a GPU: leave the model on the CPU"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_sentence(run, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        simulate(run)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_cpu_has_no_caching_allocator():

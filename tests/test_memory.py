@@ -84,6 +84,12 @@ def test_live_bytes_counts_real_cpu_tensors_alone():
     del others
 
 
+def test_one_measurement_at_a_time():
+    with measure(), pytest.raises(ValueError, match="is being measured or profiled already"):
+        with measure():
+            pass
+
+
 def test_an_exception_inside_goes_through():
     with pytest.raises(KeyError, match="planted"), measure():
         raise KeyError("planted")

@@ -224,6 +224,12 @@ def test_a_run_repeated_counts_once(tmp_path: Path) -> None:
     assert [line[4] for line in lines] == ["2.000"]
 
 
+def test_a_row_cut_short_does_not_cost_the_report(tmp_path: Path) -> None:
+    (tmp_path / "01.csv").write_text("name,date\nwhole,2100-01-01T00:00:00\ncut\n")
+    rows = run_course.recorded(tmp_path, datetime.datetime(2000, 1, 1))
+    assert [row["name"] for row in rows] == ["whole"]
+
+
 def test_missing_numbers_and_dates_with_a_zone_are_read(tmp_path: Path) -> None:
     zone = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     empty = {"peak_allocated": "", "seconds": "", "first_loss": "", "last_loss": ""}

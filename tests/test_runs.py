@@ -81,11 +81,17 @@ def test_a_prediction_and_its_run_get_an_error_row():
         {"settings": {"per_device_train_batch_size": 8}},
         {"device": "T4"},
         {"workload": "tiny Llama, 128 tokens"},
+        {"changes": ("lora",)},
     ],
     ids=str,
 )
 def test_no_error_row_for_what_is_not_the_same(changes):
     assert "error" not in compare(make_prediction(**changes), make_run()).index
+
+
+def test_how_long_a_run_lasts_is_no_part_of_the_prediction():
+    settings = make_run().settings | {"max_steps": 3}
+    assert "error" in compare(make_prediction(), make_run(settings=settings)).index
 
 
 def test_each_run_finds_its_own_prediction():
@@ -179,6 +185,18 @@ def test_recording_appends(course):
     path = record("01", make_run(name="second"), make_run(name="third"))
     assert pd.read_csv(path)["name"].tolist() == ["baseline", "second", "third"]
     assert record("02", make_run()) != path
+
+
+def test_nothing_is_not_recorded(course):
+    with pytest.raises(ValueError, match="nothing to record"):
+        record("01")
+    assert not (course / "build").exists()
+
+
+def test_an_empty_table_is_begun_anew(course):
+    path = record("01", make_run())
+    path.write_text("")  # a full disk, say
+    assert pd.read_csv(record("01", make_run()))["name"].tolist() == ["baseline"]
 
 
 def test_rows_of_an_older_course_are_kept(course):

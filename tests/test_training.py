@@ -388,6 +388,16 @@ def test_an_optimizer_instance_is_refused(llama):
         train(llama, optimizer=own)
 
 
+def test_a_function_that_returns_no_optimizer_is_named(llama):
+    for run in (train, predict):
+        with pytest.raises(ValueError, match="must return the optimizer"):
+            run(llama, optimizer=lambda model, args: None)
+
+
+def test_each_run_says_its_own_tf32(llama):
+    assert llama.trainer().args.tf32 is False  # what one run switched on would stay on
+
+
 def test_train_and_predict_take_the_same_keywords():
     mine, other = (set(inspect.signature(f).parameters) for f in (train, predict))
     assert (mine - other, other - mine) == ({"after"}, {"gpu"})

@@ -310,6 +310,23 @@ def test_a_local_checkpoint_models_the_language_of_a_local_table(own):
     assert len(train(workload, max_steps=3, per_device_train_batch_size=4).losses) == 3
 
 
+def test_a_table_with_an_odd_name(own, tmp_path):
+    path = shutil.copy(own / "texts.csv", tmp_path / "texts [1].CSV")
+    workload = text_classification(str(own / "bert"), data=path, length=16)
+    assert len(workload.data("train")) == 54
+
+
+def test_a_decoder_classifies_by_the_last_token_that_is_not_padding(own, tmp_path):
+    folder = shutil.copytree(own / "llama", tmp_path / "llama")
+    special = {"pad_token": None, "eos_token": "<pad>"}
+    transformers.AutoTokenizer.from_pretrained(folder, **special).save_pretrained(folder)
+    workload = text_classification(str(folder), data=own / "texts.csv", length=16)
+    ends = workload.config.pad_token_id
+    batch = next(iter(workload.dataloader(4)))
+    assert torch.equal(batch["input_ids"] == ends, batch["attention_mask"] == 0)
+    assert train(workload, max_steps=3, per_device_train_batch_size=4).losses
+
+
 @pytest.mark.parametrize("suffix", ["json", "jsonl", "parquet", "a folder"])
 def test_tables_of_other_kinds(suffix, own, tmp_path, monkeypatch):
     table, path = pd.read_csv(own / "texts.csv"), tmp_path / f"texts.{suffix}"
@@ -367,6 +384,9 @@ def test_bad_options_are_one_sentence(make, message, monkeypatch):
         ("other.csv", b"body,label\na,1\nb,2\n", "but no 'text'"),
         ("other.csv", b"text,kind\na,1\nb,2\n", "but no 'label'"),
         ("empty.csv", b"", "empty.csv"),
+        ("holes.csv", b"text,label\na,1\nb,\nc,2\n", "holes.csv has an empty cell in row 2"),
+        ("holes.csv", b"text,label\na,1\n,2\n", "holes.csv has an empty cell in row 2"),
+        ("one.csv", b"text,label\na,1\nb,1\n", "one.csv has one class only"),
         ("broken.parquet", b"damaged", "broken.parquet"),
         ("broken.json", b'[{"text": "a", "lab', "broken.json"),
     ],

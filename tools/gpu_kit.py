@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from environment import set_variables, with_variables
@@ -33,15 +33,9 @@ COLUMNS = (
 ).split()
 # What each package is for; without the first group there is no kit at all.
 NEEDED = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "pandas",
-    "filelock",
-    "psutil",
-    "pynvml",
-)
+    "torch transformers accelerate datasets pandas filelock psutil pynvml matplotlib IPython "
+    "tokenizers safetensors"
+).split()
 OPTIONAL = {"bitsandbytes": "8-bit optimizers", "peft": "LoRA", "nbval": "the section lessons"}
 
 
@@ -57,7 +51,7 @@ class Job:
     optimizer: Callable | None = None
     changes: tuple[Callable, ...] = ()
     needs: tuple[str, ...] = ()
-    steps: int = field(default=7)
+    steps: int = 7
 
 
 def missing(names) -> list[str]:
@@ -176,12 +170,11 @@ class Record:
         return tuple(row[name] for name in ("section", "run", "torch", "transformers"))
 
     def add(self, section: str, run: str, **values) -> None:
-        new = not self.path.exists()
         row = dict.fromkeys(COLUMNS, "") | self.facts | {"section": section, "run": run} | values
         row["date"] = datetime.datetime.now().isoformat(timespec="seconds")
         with self.path.open("a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            if new:
+            if file.tell() == 0:
                 writer.writeheader()
             writer.writerow({name: "" if v is None else v for name, v in row.items()})
 
@@ -267,7 +260,7 @@ def run_jobs(section: str, record: Record, on_cpu: bool, again: bool, limit: int
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     every = [*SECTIONS, *COMMANDS]
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(every))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

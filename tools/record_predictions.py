@@ -58,7 +58,7 @@ def record(names: list[str], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("sets", nargs="*", metavar="SET", help=", ".join(sets()))
-    names = parser.parse_args().sets or list(sets())
+    names = list(dict.fromkeys(parser.parse_args().sets)) or list(sets())  # each once
     for name in names:
         if name not in sets():
             print(f"error: {suggest(name, sets(), 'set of predictions')}", file=sys.stderr)

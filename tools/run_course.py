@@ -90,7 +90,10 @@ def recorded(folder: Path, since: datetime.datetime) -> list[dict[str, str]]:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 # A date without a zone is local time; astimezone() makes both kinds comparable.
-                date = datetime.datetime.fromisoformat(row["date"]).astimezone()
+                try:
+                    date = datetime.datetime.fromisoformat(row["date"]).astimezone()
+                except (KeyError, TypeError, ValueError):
+                    continue  # cut short by a crash: it must not cost the report
                 if date >= since.astimezone().replace(microsecond=0):
                     rows.append({key: (value or "").strip() for key, value in row.items() if key})
     return rows

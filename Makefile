@@ -30,7 +30,7 @@ run: $(ENVIRONMENT)
 	$(PYTHON) tools/run_course.py --lessons "$(LESSONS)"
 
 lab: $(ENVIRONMENT)
-	$(PYTHON) -m jupyterlab --preferred-dir notebooks
+	OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m jupyterlab --preferred-dir notebooks  # threads sleep, not spin
 
 test: $(ENVIRONMENT)
 	$(PYTHON) -m pytest $(if $(LESSONS),-k "$(subst $(space), or ,$(strip $(LESSONS:%=%_)))")

@@ -331,7 +331,7 @@ def _pretrain(workload: Workload, steps: int = 400) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):  # another kernel may be training it
         if not (folder / "model.safetensors").is_file():
-            print("training the tiny model, once: about a minute", file=sys.stderr)
+            print("training the tiny model, once: a minute or more", file=sys.stderr)
             trainer = workload.trainer(max_steps=steps, per_device_train_batch_size=16)
             trainer.train()
             with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:

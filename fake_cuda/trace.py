@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 
 import torch
 from torch.nn.modules import module as modules
@@ -75,7 +76,10 @@ class Trace(TorchDispatchMode):
             for phase, n in zip(self.born, self.size, strict=True)
         ]
         kinds = [kind or stay for kind, stay in zip(self.kind, stays, strict=True)]
-        return list(self.events), kinds
+        # Autocast frees its copies by their addresses: sorted, equal runs have equal logs.
+        runs = groupby(self.events, lambda event: isinstance(event, int) and event < 0)
+        events = [e for died, run in runs for e in (sorted(run, reverse=True) if died else run)]
+        return events, kinds
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is aten._local_scalar_dense.default:

@@ -90,6 +90,19 @@ def test_autocast_for_cuda_is_autocast():
     assert asked.peak_allocated > simulate(partial(forward, "cuda", torch.float32)).peak_allocated
 
 
+def test_equal_runs_have_equal_logs():
+    def layer():
+        model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.ones(8, 64)).float().sum().backward()
+
+    logs, others = [], []
+    for _ in range(8):  # autocast frees its copies in the order of their addresses
+        others.append([torch.empty(7 + k) for k in range(50 * len(others))][::2])
+        logs.append(simulate(layer).log)
+    assert all(log == logs[0] for log in logs)
+
+
 def test_parameters_without_a_module():
     def bare():
         weight = torch.nn.Parameter(torch.ones(512, 512))

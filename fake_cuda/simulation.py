@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from .allocator import Allocator, MiB
@@ -18,6 +19,8 @@ _LOCK = threading.RLock()  # hooks and replaced functions are the whole process'
 MISTAKES = {  # what torch says of them: what to say
     "convert all Tensors to FakeTensors": "a tensor or model made outside of it: build them inside",
     "linked with support for cuda": "a GPU: leave the model on the CPU, the simulation stands in",
+    "torch.compile stance": "torch.compile (flex attention too), whose code plans its own memory",
+    "FlexAttention does not": "flex attention, which a CPU cannot train: take another kernel",
 }
 NO_VALUES = "the function picks by tensors' values, and fake tensors have none: take a fixed number"
 
@@ -50,8 +53,8 @@ def simulate(
 
     `capability` is the compute capability of the card; None simulates a CPU. `fp16` says that bf16
     stands for fp16, in which Accelerate does not train on a CPU. Tensors have no values: `.item()`
-    is 1 and a condition is False. ValueError if `run` needs values, a GPU, or a tensor or model
-    made outside of it. Random numbers and Accelerate's state are afterwards what they were.
+    is 1 and a condition is False. ValueError if `run` needs values, a GPU, torch.compile, or a
+    tensor or model made outside of it. Random numbers and Accelerate's state are put back.
     """
     capability = capability and tuple(capability)
     trace = Trace(cuda=capability is not None)
@@ -64,6 +67,7 @@ def simulate(
             FakeTensorMode(),
             trace,
             trace.watch(),
+            torch.compiler.set_stance("fail_on_recompile"),
             cuda_choices(trace, capability, fp16),
         ):
             kept = run()
@@ -74,7 +78,7 @@ def simulate(
         why = next((why for text, why in MISTAKES.items() if text in str(error)), None)
         if why is None:
             raise
-        raise ValueError(f"the function uses {why}") from error
+        raise ValueError(f"the run uses {why}") from error
     found = _replay(events, kinds, trace.size, workspace(capability) if trace.cuda else None)
     del kept
     return found

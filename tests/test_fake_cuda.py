@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 import fake_cuda
@@ -101,6 +102,26 @@ def test_equal_runs_have_equal_logs():
         others.append([torch.empty(7 + k) for k in range(50 * len(others))][::2])
         logs.append(simulate(layer).log)
     assert all(log == logs[0] for log in logs)
+
+
+def compiled(layer):
+    layer.compile()
+    return layer
+
+
+@pytest.mark.parametrize("change", [torch.compile, compiled])
+def test_compiled_code_is_refused(change):
+    with pytest.raises(ValueError, match="uses torch.compile"):
+        simulate(lambda: change(torch.nn.Linear(4, 4))(torch.ones(2, 4)))
+
+
+def test_flex_attention_is_refused():
+    def attention():
+        q = torch.ones(1, 1, 8, 8, requires_grad=True)
+        flex_attention(q, q, q).sum().backward()
+
+    with pytest.raises(ValueError, match="flex attention, which a CPU cannot train"):
+        simulate(attention)
 
 
 def test_parameters_without_a_module():

@@ -87,7 +87,10 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None, fp16: bool) -
         yield
         return
     library = torch.library.Library("aten", "IMPL")
+    known = torch._C._dispatch_has_kernel_for_dispatch_key
     for name in FLOAT32.split():
+        if not known(f"aten::{name}", "AutocastCUDA"):  # rms_norm in torch 2.11
+            continue
         packet, _, overload = name.partition(".")
         op = getattr(getattr(aten, packet), overload or "default")
         library.impl(name, _in_float32(op), "AutocastCPU")
@@ -168,6 +171,7 @@ def _bitsandbytes(put: Callable, cuda: bool) -> None:
     that a weight expanded for a product is seen (bitsandbytes/backends/default/ops.py)."""
     import bitsandbytes
     from bitsandbytes.autograd import _functions
+    from bitsandbytes.backends.cpu import ops as cpu
     from bitsandbytes.backends.default import ops
 
     library, tables = torch.ops.bitsandbytes, bitsandbytes.functional
@@ -185,6 +189,9 @@ def _bitsandbytes(put: Callable, cuda: bool) -> None:
     if cuda:
         put(library.int8_scaled_mm, "default", multiply_8bit)
         put(_functions, "MatMul8bitFp", _functions.MatMul8bitLt)
+    else:  # a CPU expands states to 32 bits for their update
+        put(library, "optimizer_update_32bit", cpu._optimizer_update_32bit_cpu)
+        put(library, "optimizer_update_8bit_blockwise", cpu._optimizer_update_8bit_blockwise_cpu)
 
 
 @contextmanager

@@ -16,9 +16,11 @@ from .state import undisturbed
 from .trace import CATEGORIES, EMPTY_CACHE, HOST, Trace
 
 _LOCK = threading.RLock()  # hooks and replaced functions are the whole process's
+GPU = "a GPU: leave the model on the CPU, the simulation stands in"
 MISTAKES = {  # what torch says of them: what to say
     "convert all Tensors to FakeTensors": "a tensor or model made outside of it: build them inside",
-    "linked with support for cuda": "a GPU: leave the model on the CPU, the simulation stands in",
+    "linked with support for cuda": GPU,
+    "fake tensor on": GPU,
     "torch.compile stance": "torch.compile (flex attention too), whose code plans its own memory",
     "FlexAttention does not": "flex attention, which a CPU cannot train: take another kernel",
 }

@@ -43,6 +43,8 @@ class Trace(TorchDispatchMode):
     def see(self, tensor, kind: str | None = None) -> None:
         if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
             return
+        if tensor.device.type != "cpu":  # a build for CUDA makes fake tensors of it without a GPU
+            raise RuntimeError(f"fake tensor on {tensor.device}")
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError:  # a sparse tensor: its indices and values are seen

@@ -113,10 +113,11 @@ def test_describe_is_one_line_and_data():
     found = describe()
     assert "\n" not in str(found)
     assert str(found).startswith(f"{found.device}: {found.name}, ")
-    for version in (torch.__version__, found.versions["transformers"]):
+    for version in (found.versions["torch"], found.versions["transformers"]):
         assert version in str(found)
     assert found.device == device().type
     assert 0 < found.free <= found.memory
+    assert torch.__version__.startswith(found.versions["torch"])
     assert set(found.features) <= set(hardware.FEATURES)
     assert {"python", "torch", "transformers", "accelerate"} <= set(found.versions)
 

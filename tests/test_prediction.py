@@ -133,6 +133,16 @@ def test_agrees_with_the_measured_peak_within_half_a_percent(case):
     assert predicted.peak_allocated == pytest.approx(measured.peak_allocated, rel=0.005)
 
 
+@pytest.mark.parametrize("optim", ["adamw_bnb_8bit", "lion_32bit", "ademamix_8bit"])
+def test_the_update_of_bitsandbytes_on_a_cpu(optim):
+    """With one short sample the peak is the update, which expands 8-bit states to 32 bits."""
+    workload, one = text_classification("tiny", length=16), {"per_device_train_batch_size": 1}
+    measured = train(workload, max_steps=3, optim=optim, **one).peak_allocated
+    found = predict(workload, gpu="cpu", optim=optim, **one)
+    assert found.peak_allocated == pytest.approx(measured, rel=0.005)
+    assert found.by_category["temporaries"] > found.by_category["activations"]
+
+
 @pytest.mark.parametrize("bits", ["4 bits", "4 bits twice", "8 bits"])
 def test_quantized_weights_and_their_scales_are_exact(bits, llama):
     model = brief(language_modelling("tiny")).with_model(MODELS[bits]).model()
@@ -711,7 +721,7 @@ _convolution convolution cudnn_convolution cudnn_convolution_transpose _thnn_fus
 _thnn_fused_lstm_cell gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell addmv addr chain_matmul dot
 einsum linalg_multi_dot mv tensordot vdot addcdiv addcmul atan2 bilinear cross index_put scatter_add
 _scaled_dot_product_flash_attention native_layer_norm frobenius_norm.dim linalg_matrix_norm
-linalg_matrix_norm.str_ord nuclear_norm nuclear_norm.dim
+linalg_matrix_norm.str_ord nuclear_norm nuclear_norm.dim _cudnn_rnn
 """
 
 
@@ -719,8 +729,10 @@ def test_the_operations_of_cudas_autocast_are_all_known():
     known = torch._C._dispatch_has_kernel_for_dispatch_key
     names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")]
     ours = {n for n in names if known(n, "AutocastCUDA") and not known(n, "AutocastCPU")}
-    ours = {n.removeprefix("aten::") for n in ours if "upsample" not in n}
-    assert ours == {*choices.FLOAT32.split(), *NOT_FLOAT32.split()}
+    # Tensors with named dimensions: torch 2.11 still has them.
+    skipped = ("upsample", "dimname", "Dimname", "names_")
+    ours = {n.removeprefix("aten::") for n in ours if not any(word in n for word in skipped)}
+    assert ours <= {*choices.FLOAT32.split(), *NOT_FLOAT32.split()}
 
 
 # ------------------------------------------------------------------------------------ the real size

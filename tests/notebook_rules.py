@@ -365,6 +365,20 @@ def code_parses(nb: NotebookNode, path: Path) -> list[str]:
     return problems
 
 
+def helpers_come_first(nb: NotebookNode, path: Path) -> list[str]:
+    """Some libraries warn when they are imported, in red, and are quiet after helpers."""
+    noisy = {"accelerate", "bitsandbytes", "peft", "torchao", "transformers"}
+    lines = (line.split() for cell in code(nb) for line in cell.source.splitlines())
+    for line in lines:
+        if line[:1] in (["from"], ["import"]):
+            library = line[1].split(".")[0]
+            if library == "helpers":
+                break
+            if library in noisy:
+                return [f"{library} is imported before helpers"]
+    return []
+
+
 def file_is_small(nb: NotebookNode, path: Path) -> list[str]:
     size = path.stat().st_size
     return [f"the file has {size:,} bytes, {SIZE:,} are the most"] if size >= SIZE else []
@@ -518,6 +532,7 @@ EVERYWHERE: tuple[Rule, ...] = (
     heading_levels_never_skip,
     code_cells_are_short,
     code_parses,
+    helpers_come_first,
     file_is_small,
     relative_links_exist,
     nothing_private,

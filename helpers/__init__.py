@@ -1,5 +1,6 @@
 """Predict, measure and judge the GPU memory of training: the helpers that every lesson imports."""
 
+import atexit
 import gc
 
 import torch
@@ -22,3 +23,4 @@ __all__ = (
 if live_bytes() < 2**20 and not torch.cuda.is_initialized():
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # or Triton takes what stays frozen for a leak, and says so

@@ -9,7 +9,7 @@ import pandas as pd
 
 from . import workloads
 from .hardware import gib, versions
-from .prediction import predict
+from .prediction import CONTEXT, predict
 from .runs import load
 
 
@@ -48,13 +48,13 @@ def predict_command(options: argparse.Namespace) -> str:
     lines += [f"  {category:17}{gib(n):>12}" for category, n in found.by_category.items()]
     lines.append(f"{'peak allocated':19}{gib(found.peak_allocated):>12}")
     if found.capacity:
-        context = f"CUDA context {gib(found.context)}"
+        share = f"with a CUDA context of {gib(found.context)}"
         if found.context is None:
-            context = "without the CUDA context, not measured on this card"
+            share = f"without the CUDA context, for which {gib(CONTEXT)} are assumed"
         verdict = "fits" if found.fits else "does not fit"
         lines.append(f"{'peak reserved':19}{gib(found.peak_reserved):>12}")
-        lines.append(f"{'used':19}{gib(found.used):>12}  ({context})")
-        lines.append(f"It {verdict} the card's {gib(found.capacity)}, the CUDA context counted in.")
+        lines.append(f"{'used':19}{gib(found.used):>12}  ({share})")
+        lines.append(f"With the context it {verdict} the card's {gib(found.capacity)}.")
     return "\n".join(lines + ([found.note] if found.note else []))
 
 

@@ -188,7 +188,7 @@ def check_settings(settings: dict, optimizer: Callable | None, on_cpu: bool) -> 
             raise ValueError(f"{name!r} is called {RENAMED[name]!r} in today's transformers")
         if name not in known:
             raise ValueError(suggest(name, known, "keyword of TrainingArguments"))
-        if name in counts and (not isinstance(value, int) or value < 1):
+        if name in counts and (type(value) is not int or value < 1):
             raise ValueError(f"{name}={value!r} is impossible: it is a whole number from 1 on")
         if isinstance(value, str) and type(known[name]) in (int, float, bool):
             kind = "True or False" if type(known[name]) is bool else "a number"
@@ -200,6 +200,8 @@ def check_settings(settings: dict, optimizer: Callable | None, on_cpu: bool) -> 
                 f"{name}=True does nothing on a CPU, it would train in fp32: {SAME_ON_CPU[name]}, "
                 'or predict it for a card with gpu="T4"'
             )
+    if settings.get("fp16") and settings.get("bf16"):
+        raise ValueError("fp16 and bf16 exclude each other: choose one")
     if on_cpu and (settings.get("activation_checkpointing_kwargs") or {}).get("offload"):
         raise ValueError("a CPU has nowhere to offload to: predict it for a card, or leave it out")
 

@@ -35,7 +35,7 @@ def test_json(capsys):
 def test_text(capsys):
     status, out, err = command(capsys, *TINY, "fp16=True")
     assert (status, err) == (0, "")
-    for part in ("predicted for T4", "parameters", "peak allocated", "peak reserved", "It fits"):
+    for part in ("predicted for T4", "parameters", "peak allocated", "peak reserved", "it fits"):
         assert part in out
 
 
@@ -88,7 +88,7 @@ def test_task_and_length(capsys):
 def test_what_does_not_fit_says_so(capsys):
     large = ["predict", "--size", "distilbert-base-uncased", "--gpu", "T4"]
     status, out, _ = command(capsys, *large, "per_device_train_batch_size=128")
-    assert status == 0 and "It does not fit" in out
+    assert status == 0 and "With the context it does not fit" in out
 
 
 def test_values_are_read_as_python_where_they_are():

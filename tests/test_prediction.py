@@ -536,6 +536,19 @@ def test_what_a_cpu_ignores_is_refused(name, bert):
     on("cpu", bert, **{name: False})
 
 
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"fp16": True, "bf16": True}, "fp16 and bf16 exclude each other"),
+        ({"gradient_accumulation_steps": True}, "=True is impossible: it is a whole number"),
+    ],
+    ids=["both", "count"],
+)
+def test_impossible_settings_are_refused(settings, message, bert):
+    with pytest.raises(ValueError, match=message):
+        on("T4", bert, **settings)
+
+
 def test_an_optimizer_instance_is_refused(bert):
     own = torch.optim.SGD(bert.model().parameters(), lr=1)
     with pytest.raises(ValueError, match=r"optimizer takes a function \(model, args\)"):

@@ -1,6 +1,7 @@
 """What CUDA does otherwise than a CPU, and what fake tensors cannot do, put in by hand."""
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,6 +9,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from accelerate.state import AcceleratorState
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer as optimizers
 from transformers import masking_utils, trainer
@@ -18,12 +20,12 @@ from .trace import HOST, Trace
 aten = torch.ops.aten
 
 
-def _attention(flash: bool, fp16: bool = False) -> Callable:
+def _attention(flash: bool, trace: Trace) -> Callable:
     """`scaled_dot_product_attention` with the kernel that CUDA picks, by its memory.
 
     Flash needs 16 bits, no mask and heads up to 256; memory-efficient takes the rest, except
     grouped heads and bf16 on a card without flash; those fall back to plain matrices
-    (aten/.../transformers/cuda/sdp_utils.cpp). `fp16`: bf16 stands for it here.
+    (aten/.../transformers/cuda/sdp_utils.cpp).
     The kernels' shape functions and gradient formulas are part of every build of torch.
     """
 
@@ -41,7 +43,7 @@ def _attention(flash: bool, fp16: bool = False) -> Callable:
             kernel = aten._scaled_dot_product_flash_attention
             return kernel(q, k, v, dropout_p, is_causal, scale=scale)[0]
         grouped = enable_gqa and q.shape[-3] != k.shape[-3]
-        old = not (flash or fp16) and q.dtype == torch.bfloat16
+        old = not (flash or trace.fp16) and q.dtype == torch.bfloat16
         if grouped or old or q.dim() != 4 or q.dtype == torch.float64:
             plain = aten._scaled_dot_product_attention_math
             options = {"scale": scale, "enable_gqa": enable_gqa}
@@ -81,7 +83,7 @@ def _in_float32(op) -> Callable:
 
 
 @contextmanager
-def cuda_choices(trace: Trace, capability: tuple[int, int] | None, fp16: bool) -> Iterator[None]:
+def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[None]:
     """Make fake CPU tensors take CUDA's way: attention, autocast, optimizers, host copies."""
     if capability is None:
         yield
@@ -111,14 +113,24 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None, fp16: bool) -
             device_type, dtype = "cpu", dtype or torch.float16
         begin(self, device_type, dtype, *args, **options)
 
+    prepare = AcceleratorState.__init__
+
+    def state(self, mixed_precision=None, *args, **options):
+        asked = mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        if asked == "fp16":  # in which Accelerate does not train on a CPU: bf16 has the same bytes
+            trace.fp16, mixed_precision = True, "bf16"
+        prepare(self, mixed_precision, *args, **options)
+
+    attention = _attention(capability >= (8, 0), trace)
     # Optimizers update all parameters at once (foreach) by default on CUDA, never on a CPU.
     optimizers._foreach_supported_types.append(FakeTensor)
     try:
         with (
-            patch.object(F, "scaled_dot_product_attention", _attention(capability >= (8, 0), fp16)),
+            patch.object(F, "scaled_dot_product_attention", attention),
             patch.object(optimizers, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
             patch.object(saved.save_on_cpu, "__init__", save_on_cpu),
             patch.object(torch.autocast, "__init__", autocast),
+            patch.object(AcceleratorState, "__init__", state),
             patch.object(trainer, "clear_device_cache", trace.empty_cache),
             patch.object(torch.cuda, "empty_cache", trace.empty_cache),
             patch.object(torch.accelerator, "empty_cache", trace.empty_cache),

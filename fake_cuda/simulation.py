@@ -48,15 +48,13 @@ class Simulation:
     phases: list[tuple[int, str]] = field(default_factory=list, repr=False)
 
 
-def simulate(
-    run: Callable, capability: tuple[int, int] | None = (8, 0), fp16: bool = False
-) -> Simulation:
+def simulate(run: Callable, capability: tuple[int, int] | None = (8, 0)) -> Simulation:
     """Simulate `run`, a function that builds its model on the CPU and takes two optimizer steps.
 
-    `capability` is the compute capability of the card; None simulates a CPU. `fp16` says that bf16
-    stands for fp16, in which Accelerate does not train on a CPU. Tensors have no values: `.item()`
-    is 1 and a condition is False. ValueError if `run` needs values, a GPU, torch.compile, or a
-    tensor or model made outside of it. Random numbers and Accelerate's state are put back.
+    `capability` is the compute capability of the card; None simulates a CPU. Tensors have no
+    values: `.item()` is 1 and a condition is False. ValueError if `run` needs values, a GPU,
+    torch.compile, or a tensor or model made outside of it. Random numbers and Accelerate's state
+    are put back.
     """
     capability = capability and tuple(capability)
     trace = Trace(cuda=capability is not None)
@@ -70,7 +68,7 @@ def simulate(
             trace,
             trace.watch(),
             torch.compiler.set_stance("fail_on_recompile"),
-            cuda_choices(trace, capability, fp16),
+            cuda_choices(trace, capability),
         ):
             kept = run()
             events, kinds = trace.so_far()  # what dies after this line is not part of the run

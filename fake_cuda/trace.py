@@ -24,6 +24,7 @@ class Trace(TorchDispatchMode):
     def __init__(self, cuda: bool):
         super().__init__()
         self.cuda = cuda
+        self.fp16 = False  # whether bf16 stands for it
         self.ids: dict[int, int] = {}  # a storage's address -> its number
         self.size: list[int] = []
         self.kind: list[str | None] = []

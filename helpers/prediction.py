@@ -109,7 +109,7 @@ def predict(
         return run  # its tensors live on until the log is closed
 
     began = time.perf_counter()
-    found = simulate(run, card and card.capability, fp16=bool(settings.get("fp16")))
+    found = simulate(run, card and card.capability)
     title = workload.title if is_workload else getattr(workload, "__name__", "function")
     return Prediction(
         name=name or title,
@@ -145,7 +145,6 @@ def _fake_arguments(settings: dict, optimizer, card: GPU | None) -> tuple[dict, 
         if arguments.get("bf16") and not supports("bf16", card):
             note = "bf16 is emulated on compute capability {}.{}: slow, without fused attention"
             note = note.format(*card.capability)
-        arguments["bf16"] = bool(arguments.pop("fp16", False) or arguments.get("bf16"))
         arguments.pop("tf32", None)
     # Two micro-batches reach the peak of any number: gradients stand while activations grow.
     accumulation = min(2, arguments.get("gradient_accumulation_steps", 1))

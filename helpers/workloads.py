@@ -200,8 +200,6 @@ def check_settings(settings: dict, optimizer: Callable | None, on_cpu: bool) -> 
                 f"{name}=True does nothing on a CPU, it would train in fp32: {SAME_ON_CPU[name]}, "
                 'or predict it for a card with gpu="T4"'
             )
-    if settings.get("fp16") and settings.get("bf16"):
-        raise ValueError("fp16 and bf16 exclude each other: choose one")
     if on_cpu and (settings.get("activation_checkpointing_kwargs") or {}).get("offload"):
         raise ValueError("a CPU has nowhere to offload to: predict it for a card, or leave it out")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -102,6 +103,17 @@ def test_equal_runs_have_equal_logs():
         others.append([torch.empty(7 + k) for k in range(50 * len(others))][::2])
         logs.append(simulate(layer).log)
     assert all(log == logs[0] for log in logs)
+
+
+def test_accelerate_in_fp16_is_not_float32():
+    def loop(precision):
+        accelerator = Accelerator(mixed_precision=precision, cpu=True)
+        layer = accelerator.prepare(torch.nn.Linear(512, 512))
+        accelerator.backward(layer(torch.ones(64, 512)).sum())
+
+    half, brain, full = (simulate(partial(loop, name), (7, 5)) for name in ("fp16", "bf16", "no"))
+    assert half.log == brain.log and half.peak_allocated > full.peak_allocated
+    assert simulate(partial(loop, "fp16"), None).log == simulate(partial(loop, "no"), None).log
 
 
 def compiled(layer):

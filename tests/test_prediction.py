@@ -539,7 +539,7 @@ def test_what_a_cpu_ignores_is_refused(name, bert):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"fp16": True, "bf16": True}, "fp16 and bf16 exclude each other"),
+        ({"fp16": True, "bf16": True}, "At most one of fp16 and bf16"),
         ({"gradient_accumulation_steps": True}, "=True is impossible: it is a whole number"),
     ],
     ids=["both", "count"],

@@ -16,7 +16,7 @@ RECIPES = {
         {"micro": 1, "accumulation": 4},
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
     ),
-    "+ mixed precision": ({"precision": "bf16"}, {"fp16": True}),
+    "+ mixed precision": ({"precision": "fp16"}, {"fp16": True}),
     "+ checkpointing": ({"checkpointing": True}, {"activation_checkpointing": True}),
     "+ 8-bit AdamW": ({"bits": 8}, {"optimizer": lambda model, args: adamw(model, 8)}),
 }

@@ -9,8 +9,9 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+import transformers
 from accelerate.state import AcceleratorState
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.optim import optimizer as optimizers
 from transformers import masking_utils, trainer
 from transformers.integrations import moe
@@ -39,15 +40,18 @@ def _attention(flash: bool, trace: Trace) -> Callable:
                 attn_mask = attn_mask.to(dtype)
         half = q.dtype in (torch.float16, torch.bfloat16)
         same = q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256
-        if flash and half and attn_mask is None and q.dim() == 4 and same:
+        asked = torch.backends.cuda  # what `sdpa_kernel` or the caller switched off
+        fits = half and attn_mask is None and q.dim() == 4 and same
+        if flash and asked.flash_sdp_enabled() and fits:
             kernel = aten._scaled_dot_product_flash_attention
             return kernel(q, k, v, dropout_p, is_causal, scale=scale)[0]
         grouped = enable_gqa and q.shape[-3] != k.shape[-3]
         old = not (flash or trace.fp16) and q.dtype == torch.bfloat16
-        if grouped or old or q.dim() != 4 or q.dtype == torch.float64:
-            plain = aten._scaled_dot_product_attention_math
+        plain = grouped or old or q.dim() != 4 or q.dtype == torch.float64
+        if plain or not asked.mem_efficient_sdp_enabled():
+            kernel = aten._scaled_dot_product_attention_math
             options = {"scale": scale, "enable_gqa": enable_gqa}
-            return plain(q, k, v, attn_mask, dropout_p, is_causal, **options)[0]
+            return kernel(q, k, v, attn_mask, dropout_p, is_causal, **options)[0]
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:
                 zeros = torch.zeros_like(attn_mask, dtype=q.dtype)
@@ -72,10 +76,13 @@ FLOAT32 = (
 def _in_float32(op) -> Callable:
     off = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
     half = (torch.float16, torch.bfloat16)
+    inside = op._schema.name in ("aten::sum", "aten::linalg_vector_norm")  # casts as it reads
 
     def run(*args, **kwargs):
         with torch._C._ExcludeDispatchKeyGuard(off):
-            if kwargs.get("dtype") is None:
+            if inside and args[0].dtype in half and kwargs.get("dtype") is None:
+                kwargs["dtype"] = torch.float32
+            elif kwargs.get("dtype") is None:
                 args = [a.float() if getattr(a, "dtype", None) in half else a for a in args]
             return op(*args, **kwargs)
 
@@ -113,6 +120,9 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
             device_type, dtype = "cpu", dtype or torch.float16
         begin(self, device_type, dtype, *args, **options)
 
+    def of_cpu(ask):
+        return lambda kind="cuda": ask("cpu" if kind == "cuda" else kind)
+
     prepare = AcceleratorState.__init__
 
     def state(self, mixed_precision=None, *args, **options):
@@ -130,10 +140,14 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
             patch.object(optimizers, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
             patch.object(saved.save_on_cpu, "__init__", save_on_cpu),
             patch.object(torch.autocast, "__init__", autocast),
+            patch.object(torch, "is_autocast_enabled", of_cpu(torch.is_autocast_enabled)),
+            patch.object(torch, "get_autocast_dtype", of_cpu(torch.get_autocast_dtype)),
             patch.object(AcceleratorState, "__init__", state),
             patch.object(trainer, "clear_device_cache", trace.empty_cache),
             patch.object(torch.cuda, "empty_cache", trace.empty_cache),
             patch.object(torch.accelerator, "empty_cache", trace.empty_cache),
+            patch.object(torch.cuda, "synchronize", lambda *_: None),
+            patch.object(torch.cuda, "reset_peak_memory_stats", lambda *_: None),
         ):
             yield
     finally:
@@ -206,6 +220,19 @@ def _bitsandbytes(put: Callable, cuda: bool) -> None:
         put(library, "optimizer_update_8bit_blockwise", cpu._optimizer_update_8bit_blockwise_cpu)
 
 
+def _deepcopy(tensor, memo: dict):
+    """Of a parameter, as torch's own: without its gradient, which a fake one would keep."""
+    if not isinstance(tensor, torch.nn.Parameter):
+        return torch.Tensor.__deepcopy__(tensor, memo)
+    if id(tensor) not in memo:
+        memo[id(tensor)] = torch.nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
+    return memo[id(tensor)]
+
+
+def _generate(*_, **__):
+    raise DataDependentOutputException("generate")  # no text of fake tensors ever ends
+
+
 @contextmanager
 def fake_modules(cuda: bool) -> Iterator[None]:
     """What modules do with real tensors only: move, guess at packed sequences, quantize."""
@@ -214,7 +241,19 @@ def fake_modules(cuda: bool) -> Iterator[None]:
         def put(owner, name, value):
             stack.enter_context(patch.object(owner, name, value, create=name == "__deepcopy__"))
 
+        begin = torch.utils.data.DataLoader.__init__
+
+        def loader(self, *args, **options):  # workers are other processes, without fake tensors
+            options |= dict(num_workers=0, prefetch_factor=None, persistent_workers=False)
+            begin(self, *args, **options | dict(multiprocessing_context=None, pin_memory=False))
+
         put(torch.nn.Module, "_apply", _apply)
+        put(FakeTensor, "__deepcopy__", _deepcopy)
+        put(torch.Tensor, "pin_memory", lambda tensor, *_: tensor)
+        put(torch.utils.data.DataLoader, "__init__", loader)
+        put(transformers.GenerationMixin, "generate", _generate)
+        # It would find infinite gradients, because every value is 1, and skip the step.
+        put(torch.amp.GradScaler, "_maybe_opt_step", lambda _, o, __, *a, **k: o.step(*a, **k))
         # A copied tensor belongs to the same simulation, not to a copy of it (peft, averages).
         put(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode)
         # The shape function of grouped products asks for bf16; without them experts run in turn.

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
 from .allocator import Allocator, MiB
 from .choices import cuda_choices, fake_modules
@@ -21,10 +25,12 @@ MISTAKES = {  # what torch says of them: what to say
     "convert all Tensors to FakeTensors": "a tensor or model made outside of it: build them inside",
     "linked with support for cuda": GPU,
     "fake tensor on": GPU,
+    "Torch not compiled with CUDA": GPU,
+    "Found no NVIDIA driver": GPU,
     "torch.compile stance": "torch.compile (flex attention too), whose code plans its own memory",
     "FlexAttention does not": "flex attention, which a CPU cannot train: take another kernel",
 }
-NO_VALUES = "the function picks by tensors' values, and fake tensors have none: take a fixed number"
+NO_VALUES = "the run picks by tensors' values, and fake tensors have none: take a fixed number"
 
 
 @dataclass
@@ -72,7 +78,7 @@ def simulate(run: Callable, capability: tuple[int, int] | None = (8, 0)) -> Simu
         ):
             kept = run()
             events, kinds = trace.so_far()  # what dies after this line is not part of the run
-    except DynamicOutputShapeException as error:
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ValueError(NO_VALUES) from error
     except (AssertionError, RuntimeError) as error:
         why = next((why for text, why in MISTAKES.items() if text in str(error)), None)
@@ -122,12 +128,13 @@ def _replay(events: list, kinds: list[str], sizes: list[int], base: int | None) 
     ends = [k for k in ends if names[k + 1] != "optimizer step"]  # two optimizers share a step
     first, last = (ends[-2] + 1, ends[-1]) if len(ends) > 1 else (0, len(phases) - 1)
     begin = phases[first][0] if phases else 0
+    stop = phases[last + 1][0] if last + 1 < len(phases) else None  # an evaluation may follow
     return Simulation(
         peak_allocated=int(bytes_now[top].sum()),
         by_category=dict(zip(CATEGORIES, bytes_now[top].tolist(), strict=True)),
         peak_by_category=dict(zip(CATEGORIES, bytes_now.max(axis=0).tolist(), strict=True)),
         peak_reserved=allocator.peak if cuda else None,
         log=log,
-        timeline=bytes_now[begin:].copy(),
+        timeline=bytes_now[begin:stop].copy(),
         phases=[(at - begin, name) for at, name in phases[first:last] if name != "between steps"],
     )

@@ -31,13 +31,15 @@ def undisturbed() -> Iterator[None]:
     kinds, manager = (PartialState, AcceleratorState, GradientState), _bitsandbytes()
     states = [kind._shared_state for kind in kinds] + ([vars(manager)] if manager else [])
     kept, python, numpy = [dict(s) for s in states], random.getstate(), np.random.get_state()
+    dtype = torch.get_default_dtype()
     forget_libraries()
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), torch.set_grad_enabled(torch.is_grad_enabled()):
             yield
     finally:
         forget_libraries()
         for state, before in zip(states, kept, strict=True):
             state.update(before)
+        torch.set_default_dtype(dtype)
         random.setstate(python)
         np.random.set_state(numpy)

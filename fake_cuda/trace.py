@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from itertools import groupby
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,7 +43,8 @@ class Trace(TorchDispatchMode):
             self.events.append(name)
 
     def see(self, tensor, kind: str | None = None) -> None:
-        if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
+        # Hooks are the whole process's: real tensors are of training in another thread.
+        if not isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
             return
         if tensor.device.type != "cpu":  # a build for CUDA makes fake tensors of it without a GPU
             raise RuntimeError(f"fake tensor on {tensor.device}")

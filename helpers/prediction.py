@@ -62,14 +62,14 @@ REFUSED = {  # settings by how their names begin
 }
 REFUSED_OPTIMIZERS = dict.fromkeys(("adamw_torch_8bit", "adamw_torch_4bit"), "it is compiled")
 REFUSED_OPTIMIZERS["grokadamw"] = "it keeps states on the host, out of sight"
+REFUSED_OPTIMIZERS["adalomo"] = "its library asks for a GPU"
 # What has no bearing on the peak of a step, or would read real data, is replaced.
 TWO_STEPS = dict(use_cpu=True, max_steps=2, save_strategy="no", eval_strategy="no")
 TWO_STEPS |= dict(load_best_model_at_end=False, eval_on_start=False, auto_find_batch_size=False)
-TWO_STEPS |= dict(dataloader_num_workers=0, dataloader_prefetch_factor=None)
-TWO_STEPS |= dict(dataloader_persistent_workers=False, dataloader_pin_memory=False)
-TWO_STEPS |= dict(dataloader_multiprocessing_context=None)
+TWO_STEPS |= dict(lr_scheduler_type="constant", lr_scheduler_kwargs=None)
 # Nor may a prediction reach the hub, a tracker or the settings of the whole process.
 TWO_STEPS |= dict(report_to="none", push_to_hub=False, full_determinism=False, debug="")
+TWO_STEPS |= dict(tf32=False, log_level="passive")
 
 
 class _Samples(torch.utils.data.IterableDataset):
@@ -104,9 +104,13 @@ def predict(
     def run():
         if not is_workload:
             return workload()
-        run = workload.trainer(optimizer, False, _Samples(workload), **arguments)
-        run.train()
-        return run  # its tensors live on until the log is closed
+        trainer = workload.trainer(optimizer, False, _Samples(workload), **arguments)
+        trainer.train()
+        if settings.get("eval_strategy", "no") != "no":  # its batch may be the larger one
+            batch = workload.collate([workload.sample()] * trainer.args.eval_batch_size)
+            loss_only = trainer.compute_metrics is None
+            trainer.prediction_step(trainer.model.eval(), batch, loss_only)
+        return trainer  # its tensors live on until the log is closed
 
     began = time.perf_counter()
     found = simulate(run, card and card.capability)
@@ -140,12 +144,10 @@ def _fake_arguments(settings: dict, optimizer, card: GPU | None) -> tuple[dict, 
             why = REFUSED_OPTIMIZERS[OptimizerNames(value).value]
         if why:
             raise ValueError(f"{key} cannot be predicted: {why}; measure it with train")
-    arguments, note = dict(settings), ""
-    if card is not None:
-        if arguments.get("bf16") and not supports("bf16", card):
-            note = "bf16 is emulated on compute capability {}.{}: slow, without fused attention"
-            note = note.format(*card.capability)
-        arguments.pop("tf32", None)
+    note = ""
+    if card is not None and settings.get("bf16") and not supports("bf16", card):
+        capability = "{}.{}".format(*card.capability)
+        note = f"bf16 is emulated on compute capability {capability}: slow, without fused attention"
     # Two micro-batches reach the peak of any number: gradients stand while activations grow.
-    accumulation = min(2, arguments.get("gradient_accumulation_steps", 1))
-    return arguments | TWO_STEPS | {"gradient_accumulation_steps": accumulation}, note
+    accumulation = min(2, settings.get("gradient_accumulation_steps", 1))
+    return settings | TWO_STEPS | {"gradient_accumulation_steps": accumulation}, note

@@ -1,5 +1,6 @@
 """The simulation by itself: a run without the course, and the rules of CUDA's allocator."""
 
+import copy
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import fake_cuda
 from fake_cuda import Allocator, MiB, simulate
@@ -116,6 +120,85 @@ def test_accelerate_in_fp16_is_not_float32():
     assert simulate(partial(loop, "fp16"), None).log == simulate(partial(loop, "no"), None).log
 
 
+def step(layer, optimizer, batch=None):
+    layer(torch.ones(8, 64) if batch is None else batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_gradient_scaler_does_not_skip_the_step():
+    def scaled():
+        layer, scaler = torch.nn.Linear(64, 64), torch.amp.GradScaler("cpu")
+        optimizer = torch.optim.Adam(layer.parameters())
+        scaler.scale(layer(torch.ones(8, 64)).sum()).backward()
+        scaler.step(optimizer)
+
+    assert simulate(scaled).by_category["optimizer states"] >= 2 * 4 * 64 * 64
+
+
+def test_workers_and_pinned_memory_are_left_out():
+    def loaded():
+        options = {"num_workers": 2, "prefetch_factor": 2, "persistent_workers": True}
+        data = DataLoader([torch.ones(64)] * 4, batch_size=2, pin_memory=True, **options)
+        layer = torch.nn.Linear(64, 64)
+        for batch in data:
+            step(layer, torch.optim.Adam(layer.parameters()), batch.pin_memory())
+        torch.cuda.synchronize()
+
+    assert simulate(loaded).phases[-1][1] == "optimizer step"
+
+
+def test_a_copy_has_no_gradients():
+    def averaged():
+        layer = torch.nn.Linear(64, 64)
+        layer(torch.ones(8, 64)).sum().backward()
+        other = copy.deepcopy(layer)
+        other.bias.detach()  # still alive at the end
+        assert all(p.grad is None and p.requires_grad for p in other.parameters())
+        assert copy.deepcopy([other.bias] * 2)[1].shape == (64,)
+
+    simulate(averaged)
+
+
+def test_the_kernel_that_a_caller_chooses():
+    def attention(*kernels):
+        q = torch.ones(2, 8, 512, 64, dtype=torch.bfloat16, requires_grad=True)
+        with sdpa_kernel(list(kernels)):
+            F.scaled_dot_product_attention(q, q, q).sum().backward()
+
+    math, flash = SDPBackend.MATH, SDPBackend.FLASH_ATTENTION
+    plain, fused = (simulate(partial(attention, kernel)).peak_allocated for kernel in (math, flash))
+    assert plain > fused + 2 * 8 * 512 * 512 * 2
+
+
+def test_questions_about_cudas_autocast_are_answered():
+    def asking():
+        with torch.autocast("cuda"):
+            assert torch.is_autocast_enabled() and torch.is_autocast_enabled("cuda")
+            assert torch.get_autocast_dtype("cuda") == torch.float16
+        assert not torch.is_autocast_enabled()
+
+    simulate(asking)
+
+
+def test_sums_under_autocast_cast_as_they_read():
+    def summed():
+        many = torch.ones(2**20, dtype=torch.bfloat16)
+        with torch.autocast("cuda", torch.bfloat16):
+            assert many.sum().dtype == torch.float32
+
+    assert simulate(summed).by_category["temporaries"] < 20 * MiB  # the workspace and 2 MiB
+
+
+def test_what_a_run_sets_for_the_process_is_put_back():
+    def sets():
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+
+    simulate(sets)
+    assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
+
+
 def compiled(layer):
     layer.compile()
     return layer
@@ -199,6 +282,8 @@ def test_simulations_in_threads_do_not_mix():
     "run, message",
     [
         (lambda: torch.ones(3)[torch.ones(3) > 0], "picks by tensors' values"),
+        (lambda: torch.equal(torch.ones(3), torch.ones(3)), "picks by tensors' values"),
+        (lambda: GPT2LMHeadModel(GPT2Config(n_layer=1)).generate(), "picks by tensors' values"),
         (lambda: torch.nn.Linear(2, 2).to("cuda"), "a GPU: leave the model on the CPU"),
     ],
 )

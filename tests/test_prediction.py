@@ -143,6 +143,29 @@ def test_the_update_of_bitsandbytes_on_a_cpu(optim):
     assert found.by_category["temporaries"] > found.by_category["activations"]
 
 
+@pytest.mark.parametrize("task", [text_classification, language_modelling])
+def test_a_large_batch_of_evaluation_is_the_peak(task):
+    workload = brief(task("tiny", length=64))
+    settings = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 16}
+    plain = predict(workload, gpu="cpu", **settings)
+    settings |= {"eval_strategy": "steps", "eval_steps": 1}
+    found, measured = (
+        predict(workload, gpu="cpu", **settings),
+        train(workload, max_steps=3, **settings).peak_allocated,
+    )
+    assert found.peak_allocated == pytest.approx(measured, rel=0.01)
+    assert found.peak_allocated > 1.05 * plain.peak_allocated
+    assert found.timeline.sum(axis=1).max() <= plain.peak_allocated  # it shows the step alone
+
+
+def test_settings_that_only_the_real_run_needs(bert):
+    on("T4", bert, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", eval_steps=1)
+    before = transformers.logging.get_verbosity()
+    workers = {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 2}
+    on("T4", bert, log_level="debug", tf32=True, **workers)
+    assert transformers.logging.get_verbosity() == before
+
+
 @pytest.mark.parametrize("bits", ["4 bits", "4 bits twice", "8 bits"])
 def test_quantized_weights_and_their_scales_are_exact(bits, llama):
     model = brief(language_modelling("tiny")).with_model(MODELS[bits]).model()

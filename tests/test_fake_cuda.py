@@ -6,6 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -265,6 +266,16 @@ def test_an_optimizer_inside_of_the_backward_pass():
     found = simulate(fused)
     assert [name for _, name in found.phases] == ["forward", "backward", "optimizer step"]
     assert found.timeline.sum(axis=1).max() == found.peak_allocated
+
+
+def test_training_in_another_thread_is_not_counted():
+    def beside():
+        other = Thread(target=loop)  # hooks see its tensors too, which are real
+        other.start()
+        other.join()
+        loop()
+
+    assert simulate(beside).log == simulate(loop).log
 
 
 def test_simulations_in_threads_do_not_mix():

@@ -136,7 +136,7 @@ def test_agrees_with_the_measured_peak_within_half_a_percent(case):
 @pytest.mark.parametrize("optim", ["adamw_bnb_8bit", "lion_32bit", "ademamix_8bit"])
 def test_the_update_of_bitsandbytes_on_a_cpu(optim):
     """With one short sample the peak is the update, which expands 8-bit states to 32 bits."""
-    workload, one = text_classification("tiny", length=16), {"per_device_train_batch_size": 1}
+    workload, one = language_modelling("tiny", length=8), {"per_device_train_batch_size": 1}
     measured = train(workload, max_steps=3, optim=optim, **one).peak_allocated
     found = predict(workload, gpu="cpu", optim=optim, **one)
     assert found.peak_allocated == pytest.approx(measured, rel=0.005)

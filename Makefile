@@ -18,13 +18,18 @@ endif
 
 install: $(ENVIRONMENT)
 
+# A clone that was moved is installed again: the stamp holds the folder it was made in.
+ifneq ($(shell cat .venv/installed 2>/dev/null),$(CURDIR))
+.PHONY: .venv/installed
+endif
+
 .venv/installed: pyproject.toml constraints.txt
 	@$(SYSTEM_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'The course needs Python 3.11 or newer: make install SYSTEM_PYTHON=python3.12'; exit 1; }
 	@echo 'Installing into .venv: about 2 GB, a few minutes.'
 	$(SYSTEM_PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet -c constraints.txt -e '.[lab,test,optimizers]'
-	@touch $@
+	@echo '$(CURDIR)' > $@
 
 run: $(ENVIRONMENT)
 	$(PYTHON) tools/run_course.py --lessons "$(LESSONS)"

@@ -8,8 +8,8 @@ import sys
 import pandas as pd
 
 from . import workloads
-from .hardware import gib, versions
-from .prediction import CONTEXT, predict
+from .hardware import versions
+from .prediction import predict
 from .runs import load
 
 
@@ -39,23 +39,16 @@ def setting(text: str) -> tuple[str, object]:
 
 
 def predict_command(options: argparse.Namespace) -> str:
-    workload = getattr(workloads, options.task)(options.size, length=options.length)
-    found = predict(workload, gpu=options.gpu, **dict(map(setting, options.settings)))
+    settings = dict(map(setting, options.settings))
+    task = options.task or workloads.usual_task(options.size)
+    workload = getattr(workloads, task)(options.size, length=options.length)
+    found = predict(workload, gpu=options.gpu, **settings)
     if options.json:
-        facts = {"gpu": found.device} | {name: getattr(found, name) for name in FACTS}
+        facts = {"gpu": found.device, "task": task} | {name: getattr(found, name) for name in FACTS}
         return json.dumps(facts | {"versions": versions()}, indent=2)
-    lines = [f"{found.workload}, predicted for {found.device} in {found.seconds:.1f} s"]
-    lines += [f"  {category:17}{gib(n):>12}" for category, n in found.by_category.items()]
-    lines.append(f"{'peak allocated':19}{gib(found.peak_allocated):>12}")
-    if found.capacity:
-        share = f"with a CUDA context of {gib(found.context)}"
-        if found.context is None:
-            share = f"without the CUDA context, for which {gib(CONTEXT)} are assumed"
-        verdict = "fits" if found.fits else "does not fit"
-        lines.append(f"{'peak reserved':19}{gib(found.peak_reserved):>12}")
-        lines.append(f"{'used':19}{gib(found.used):>12}  ({share})")
-        lines.append(f"With the context it {verdict} the card's {gib(found.capacity)}.")
-    return "\n".join(lines + ([found.note] if found.note else []))
+    batch = settings.get("per_device_train_batch_size", 8)
+    asked = f"{workload.task.replace('_', ' ')}, batch of {batch} x {workload.length:,} tokens"
+    return f"{asked}\n{found}"
 
 
 def report_command(options: argparse.Namespace) -> str:
@@ -88,8 +81,10 @@ def main(arguments: list[str] | None = None) -> int:
         usage="%(prog)s [options] [name=value ...]",
         epilog="name=value: keywords of TrainingArguments, such as bf16=True",
     )
-    command.add_argument("--task", choices=TASKS, default=TASKS[0])
-    command.add_argument("--size", default="large", help="large, tiny, a model's name or folder")
+    command.add_argument("--task", choices=TASKS, help="guessed from the model unless given")
+    command.add_argument(
+        "--size", "--model", default="large", help="large, tiny, a model's name or folder"
+    )
     command.add_argument("--length", type=int, help="tokens in a sample")
     command.add_argument("--gpu", default="here", help="a card of data/gpus.csv, cpu, or here")
     command.add_argument("--json", action="store_true")

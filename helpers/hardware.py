@@ -19,14 +19,16 @@ FEATURES = dict(fp16=(7, 0), bf16=(8, 0), tf32=(8, 0), fp8=(8, 9), flash_attenti
 
 
 def gib(n: float | None) -> str:
-    """Bytes as text in GiB (2**30): two decimals, or three digits from 1 GiB down to a thousandth.
+    """Bytes as text: GiB (2**30) with two decimals, MiB (2**20) below a tenth of a GiB.
 
-    "-" for None.
+    Below 1 GiB three digits; "-" for None.
     """
     if n is None:
         return "-"
-    n = n / GIB
-    return f"{n:,.2f} GiB" if round(abs(n), 3) >= 1 or abs(n) < 0.0005 else f"{n:.3g} GiB"
+    if round(abs(n) / GIB, 3) >= 1:
+        return f"{n / GIB:,.2f} GiB"
+    size, unit = (n / GIB, "GiB") if abs(n) >= GIB / 10 else (n / 2**20, "MiB")
+    return f"{size:#.3g}".rstrip(".") + f" {unit}" if abs(size) >= 0.001 else f"0 {unit}"
 
 
 def suggest(word, choices, what: str) -> str:

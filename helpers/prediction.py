@@ -14,7 +14,8 @@ from transformers.training_args import OptimizerNames
 from fake_cuda import Simulation, simulate
 
 from . import hardware
-from .hardware import GPU, device, supports, this_gpu
+from .hardware import GPU, device, gib, supports, this_gpu
+from .runs import compare
 from .workloads import Workload, check_settings
 
 # Half a GiB stands in for a CUDA context that nobody measured: the low end of the 0.5 to 2 GiB in
@@ -52,6 +53,26 @@ class Prediction(Simulation):
         """Whether it fits the card, with room for a CUDA context; None for a CPU."""
         room = CONTEXT if self.context is None else 0
         return None if self.capacity is None else self.used + room <= self.capacity
+
+    def __str__(self) -> str:
+        """The ledger of the peak, and for a card whether it fits."""
+        lines = [f"{self.workload}, predicted for {self.device} in {self.seconds:.1f} s"]
+        lines += [f"  {category:17}{gib(n):>12}" for category, n in self.by_category.items()]
+        lines.append(f"{'peak allocated':19}{gib(self.peak_allocated):>12}")
+        if self.capacity:
+            share = f"with a CUDA context of {gib(self.context)}"
+            if self.context is None:
+                share = f"without the CUDA context, for which {gib(CONTEXT)} are assumed"
+            verdict = "fits" if self.fits else "does not fit"
+            lines.append(f"{'peak reserved':19}{gib(self.peak_reserved):>12}")
+            lines.append(f"{'used':19}{gib(self.used):>12}  ({share})")
+            lines.append(f"With the context it {verdict} the card's {gib(self.capacity)}.")
+        return "\n".join(lines + ([self.note] if self.note else []))
+
+    __repr__ = __str__  # the last line of a cell shows this, or in a notebook the table
+
+    def _repr_html_(self) -> str:
+        return compare(self).T.to_html()
 
 
 REFUSED = {  # settings by how their names begin

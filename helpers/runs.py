@@ -9,7 +9,7 @@ import pandas as pd
 
 from fake_cuda import CATEGORIES
 
-from .hardware import GIB, data_file, gib, suggest, versions
+from .hardware import data_file, gib, suggest, versions
 
 SIZES = {"allocated": "peak_allocated", "reserved": "peak_reserved", "used": "used"}
 COLUMNS = (  # what a recorded row takes from a run or a prediction as it is
@@ -62,6 +62,8 @@ class Run:
         ]
         return "\n".join(lines + ([self.note] if self.note else []))
 
+    __repr__ = __str__  # the last line of a cell shows this
+
 
 def settings_text(settings: dict[str, Any]) -> str:
     """Settings as they are recorded: `a=1; b=True`, functions by their name."""
@@ -87,20 +89,22 @@ def row(item) -> dict[str, Any]:
 
 
 def compare(*items) -> pd.DataFrame:
-    """A table of runs and predictions, one row each; sizes in GiB, times in seconds.
+    """A table of runs and predictions, one row each; times in seconds.
 
-    A run that follows the prediction of the same settings on the same device is followed by a
-    third row: the error of the prediction, in percent of what was measured. A table of
-    predictions alone shows the bytes by category at the peak instead of times and losses.
+    `fits` says whether a predicted run fits its card, CUDA context included. A run that follows
+    the prediction of the same settings on the same device is followed by a third row: the error of
+    the prediction, in percent of what was measured. A table of predictions alone shows the bytes
+    by category at the peak instead of times and losses.
     """
     only_predictions = all(item.kind == "predicted" for item in items)
     rows, waiting = [], []
     for item in items:
         cells = {"name": item.name, "kind": item.kind, "device": item.device}
         sizes = {name: getattr(item, key) for name, key in SIZES.items()}
+        cells |= {name: None if n is None else gib(n) for name, n in sizes.items()}
+        cells["fits"] = {True: "yes", False: "no"}.get(getattr(item, "fits", None))
         if only_predictions:
-            sizes |= item.by_category
-        cells |= {f"{k} (GiB)": None if n is None else f"{n / GIB:,.3f}" for k, n in sizes.items()}
+            cells |= {category: gib(n) for category, n in item.by_category.items()}
         rows.append(cells)
         if item.kind == "predicted":
             waiting.append(item)
@@ -115,7 +119,7 @@ def compare(*items) -> pd.DataFrame:
             for name, key in SIZES.items():
                 predicted, measured = getattr(match, key), getattr(item, key)
                 if predicted and measured and (name != "used" or match.context):
-                    rows[-1][f"{name} (GiB)"] = f"{100 * (predicted / measured - 1):+.2f} %"
+                    rows[-1][name] = f"{100 * (predicted / measured - 1):+.2f} %"
     table = pd.DataFrame(rows).set_index("name").rename_axis(None)
     return table.dropna(axis="columns", how="all").fillna("")
 
@@ -127,13 +131,23 @@ def _subject(item) -> tuple:
     return item.workload, item.changes, item.device, settings
 
 
-def record(lesson: str, *items) -> Path:
-    """Append runs and predictions to `build/runs/<lesson>.csv`, the learner's own; its path."""
+def record(lesson: str, *items) -> Path | None:
+    """Append runs and predictions to `build/runs/<lesson>.csv`, the learner's own; its path.
+
+    Where that cannot be written a sentence says so, and the lesson goes on.
+    """
     if not items:
         raise ValueError("nothing to record: give the runs and predictions after the lesson")
     path = data_file().parent / "build" / "runs" / f"{lesson}.csv"
+    try:
+        return _append(path, pd.DataFrame([{"lesson": lesson, **row(item)} for item in items]))
+    except OSError:  # no right to write, no room, a file in its place
+        print("Not recorded: build/runs of the course cannot be written.")
+        return None
+
+
+def _append(path: Path, new: pd.DataFrame) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = pd.DataFrame([{"lesson": lesson, **row(item)} for item in items])
     fresh = not path.exists() or not path.stat().st_size
     if not fresh and list(pd.read_csv(path, nrows=0).columns) != list(new.columns):
         now = datetime.datetime.now()  # the columns of an older course: keep them beside

@@ -3,19 +3,39 @@
 import gc
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
+import psutil
 import torch
-from tqdm.auto import tqdm
+from IPython import get_ipython
+from IPython.display import display
+from tqdm import tqdm
 from transformers import TrainerCallback
 
-from .hardware import device
+from .hardware import device, gib
 from .memory import free, live_bytes, measure
+from .prediction import predict
 from .runs import Run
 from .workloads import OFFLINE, Workload, check_settings
 
 WARM_UP = 2  # steps that are not timed: the first ones set up kernels and optimizer states
 STEPS = 12
+
+
+class _CellOutput:
+    """A file for tqdm: one output of the cell, empty at the end. A saved widget would be lost."""
+
+    shown = None
+
+    def write(self, text: str) -> None:
+        data = {"text/plain": text.strip()}
+        if self.shown:
+            self.shown.update(data, raw=True)
+        else:
+            self.shown = display(data, raw=True, display_id=True)
+
+    def flush(self) -> None:
+        """Nothing waits."""
 
 
 class _Stopwatch(TrainerCallback):
@@ -36,7 +56,7 @@ class _Stopwatch(TrainerCallback):
                 f"steps: use {WARM_UP + 1} or more"
             )
         self.close()  # auto_find_batch_size begins again after a failure
-        self.bar = tqdm(total=state.max_steps, leave=False, desc="training", unit="step")
+        self.bar = _progress(state.max_steps)
         self.usage = self.measured.enter_context(measure())
         self.batches, self.began = 0, None
 
@@ -68,6 +88,29 @@ class _Stopwatch(TrainerCallback):
         self.bar.close()
 
 
+def _progress(steps: int) -> tqdm:
+    in_notebook = hasattr(get_ipython(), "kernel")
+    output = {"file": _CellOutput(), "ncols": 80} if in_notebook else {}
+    return tqdm(total=steps, leave=False, desc="training", unit="step", **output)
+
+
+def _refuse_what_cannot_fit(workload: Workload, optimizer, settings: dict) -> None:
+    """MemoryError before a CPU run that would fill the machine; small models are not looked at."""
+    room = psutil.virtual_memory().available
+    need = 4 * workload.parameters()  # the weights alone, which every run builds in float32
+    if need < room / 20:
+        return
+    with suppress(ValueError):  # what cannot be predicted is measured
+        need = max(
+            need, predict(workload, gpu="cpu", optimizer=optimizer, **settings).peak_allocated
+        )
+    if need > room:
+        raise MemoryError(
+            f"{workload.title} needs {gib(need)} here and {gib(room)} are free: choose a smaller "
+            'model, length or batch, or predict it for a card with predict(..., gpu="T4")'
+        )
+
+
 def _now() -> float:
     if device().type != "cpu":
         torch.accelerator.synchronize()
@@ -87,10 +130,13 @@ def train(
     `settings` are keywords of `TrainingArguments`; without `max_steps` or `num_train_epochs` a run
     is 2 warm-up steps and 10 timed ones. `optimizer` is a function (model, args) that returns an
     optimizer. `after` is a function of the finished trainer; what it returns is `run.after`.
-    Nothing of the run stays in memory. OutOfMemoryError says what to change.
+    Nothing of the run stays in memory. OutOfMemoryError says what to change; MemoryError comes
+    before a run that a CPU has no room for.
     """
     on_cpu = device().type == "cpu"
     check_settings(settings, optimizer, on_cpu)
+    if on_cpu:
+        _refuse_what_cannot_fit(workload, optimizer, settings)
     length = {} if {"max_steps", "num_train_epochs"} & settings.keys() else {"max_steps": STEPS}
     free()
     foreign = live_bytes() if on_cpu else 0  # a CPU's memory holds other things than this run

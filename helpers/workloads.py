@@ -108,6 +108,11 @@ class Workload:
                 raise ValueError("a function given to with_model must return the model")
         return model.train()
 
+    def parameters(self) -> int:
+        """How many parameters the model has, before `with_model` changes it; nothing is built."""
+        with torch.device("meta"):
+            return MODELS[self.task].from_config(copy.deepcopy(self.config)).num_parameters()
+
     # Samples as one batch: tensors of [batch, length], and [batch] for class labels.
     collate = staticmethod(transformers.default_data_collator)
 
@@ -227,6 +232,13 @@ def language_modelling(size: str = "auto", **options) -> Workload:
     return _workload("language_modelling", size, **options)
 
 
+def usual_task(size: str) -> str:
+    """The task of a model that is named without one: its head's, or else a classifier's."""
+    heads = () if size in ("auto", "large", "tiny") else _config(size)[0].architectures or ()
+    decoder = any(head.endswith(("ForCausalLM", "LMHeadModel")) for head in heads)
+    return "language_modelling" if decoder else "text_classification"
+
+
 def _workload(task, size, data=None, length=None, pretrained=False, seed=0) -> Workload:
     classify, note = task == "text_classification", ""
     if size == "auto":
@@ -328,16 +340,26 @@ def _pretrain(workload: Workload, steps: int = 400) -> Path:
     """
     python = sysconfig.get_python_version()
     folder = data_file("cache", f"{workload.task}-{workload.length}-py{python}")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):  # another kernel may be training it
-        if not (folder / "model.safetensors").is_file():
-            print("training the tiny model, once: a minute or more", file=sys.stderr)
-            trainer = workload.trainer(max_steps=steps, per_device_train_batch_size=16)
-            trainer.train()
-            with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
-                trainer.model.save_pretrained(unfinished)
-                shutil.rmtree(folder, ignore_errors=True)  # one that lost its weights
-                os.rename(unfinished, folder)
+    if (folder / "model.safetensors").is_file():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):  # another kernel may be training it
+            if not (folder / "model.safetensors").is_file():
+                print("training the tiny model, once: a minute or more", file=sys.stderr)
+                trainer = workload.trainer(max_steps=steps, per_device_train_batch_size=16)
+                trainer.train()
+                with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
+                    whole = Path(unfinished, "weights")  # readable by all, unlike the one around it
+                    whole.mkdir()
+                    trainer.model.save_pretrained(whole)
+                    shutil.rmtree(folder, ignore_errors=True)  # one that lost its weights
+                    os.rename(whole, folder)
+    except PermissionError as error:
+        raise PermissionError(
+            "data/cache cannot be written, where the tiny model is kept once it is trained: make "
+            "it writable, or copy the course to a folder of your own"
+        ) from error
     return folder
 
 

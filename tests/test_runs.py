@@ -69,7 +69,7 @@ def test_a_prediction_and_its_run_get_an_error_row():
     table = compare(make_prediction(), make_run(peak_allocated=int(2.5 * GIB)))
     assert list(table.index) == ["baseline", "baseline", "error"]
     assert list(table["kind"]) == ["predicted", "measured", "error"]
-    assert list(table["allocated (GiB)"]) == ["2.000", "2.500", "-20.00 %"]
+    assert list(table["allocated"]) == ["2.00 GiB", "2.50 GiB", "-20.00 %"]
     assert table["time (s)"].tolist() == ["", "2.00", ""]
     assert table["samples/s"].tolist() == ["", "20.00", ""]
     assert table["loss"].tolist() == ["", "5.500 → 2.250", ""]
@@ -103,7 +103,7 @@ def test_each_run_finds_its_own_prediction():
         make_run(settings=four, peak_allocated=2 * GIB),
         make_run(settings=four, peak_allocated=2 * GIB),  # its prediction is taken
     )
-    assert table.loc["error", "allocated (GiB)"].tolist() == ["+50.00 %", "-50.00 %"]
+    assert table.loc["error", "allocated"].tolist() == ["+50.00 %", "-50.00 %"]
     assert list(table["kind"])[-3:] == ["measured", "error", "measured"]
 
 
@@ -115,23 +115,38 @@ def test_used_is_only_judged_where_the_context_is_known():
     sizes = dict(device="V100", peak_reserved=3 * GIB)
     run = make_run(used=4 * GIB, **sizes)
     judged = compare(make_prediction(context=GIB, **sizes), run).loc["error"]
-    assert judged["used (GiB)"] == "+0.00 %"
+    assert judged["used"] == "+0.00 %"
     open_ = compare(make_prediction(context=None, **sizes), run).loc["error"]
-    assert open_["used (GiB)"] == "" and open_["reserved (GiB)"] == "+0.00 %"
+    assert open_["used"] == "" and open_["reserved"] == "+0.00 %"
+
+
+def test_a_card_has_a_column_that_says_whether_it_fits():
+    sizes = dict(device="T4", peak_reserved=3 * GIB, context=0)
+    fits, not_ = (make_prediction(capacity=n * GIB, **sizes) for n in (4, 2))
+    assert compare(fits, not_)["fits"].tolist() == ["yes", "no"]
+    assert compare(fits, make_run())["fits"].tolist() == ["yes", ""]
+    assert "fits" not in compare(make_prediction(), make_run())
+
+
+def test_a_prediction_and_a_run_are_worth_reading_by_themselves():
+    found = make_prediction(device="T4", peak_reserved=3 * GIB, capacity=4 * GIB)
+    assert repr(found).splitlines()[-1] == "With the context it fits the card's 4.00 GiB."
+    assert "<td>yes</td>" in found._repr_html_()
+    assert repr(make_run()) == str(make_run())
 
 
 def test_predictions_alone_show_their_categories():
     table = compare(make_prediction(), make_prediction(name="other"))
     for category in runs.CATEGORIES:
-        assert f"{category} (GiB)" in table
-    assert table["activations (GiB)"].tolist() == ["0.500", "0.500"]
+        assert category in table
+    assert table["activations"].tolist() == ["0.500 GiB", "0.500 GiB"]
     assert "time (s)" not in table
-    assert "activations (GiB)" not in compare(make_prediction(), make_run())
+    assert "activations" not in compare(make_prediction(), make_run())
 
 
 def test_columns_that_nobody_fills_are_left_out():
     table = compare(make_run(losses=[]))
-    assert not {"reserved (GiB)", "used (GiB)", "loss"} & set(table.columns)
+    assert not {"reserved", "used", "loss"} & set(table.columns)
     assert not table.isna().any().any()
 
 
@@ -191,6 +206,13 @@ def test_nothing_is_not_recorded(course):
     with pytest.raises(ValueError, match="nothing to record"):
         record("01")
     assert not (course / "build").exists()
+
+
+def test_a_folder_that_cannot_be_written_ends_no_lesson(course, capsys):
+    (course / "build").mkdir()
+    (course / "build" / "runs").write_text("")  # a file where the folder should be, even for root
+    assert record("01", make_run()) is None
+    assert capsys.readouterr().out.startswith("Not recorded: build/runs")
 
 
 def test_an_empty_table_is_begun_anew(course):

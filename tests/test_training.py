@@ -5,6 +5,8 @@ import gc
 import inspect
 import re
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -401,3 +403,40 @@ def test_each_run_says_its_own_tf32(llama):
 def test_train_and_predict_take_the_same_keywords():
     mine, other = (set(inspect.signature(f).parameters) for f in (train, predict))
     assert (mine - other, other - mine) == ({"after"}, {"gpu"})
+
+
+# ----------------------------------------------------------------------------- before and meanwhile
+@pytest.mark.parametrize(
+    "size, room", [("llama-3.1-8b", 2**34), ("distilbert-base-uncased", 2**30)]
+)
+def test_what_cannot_fit_a_cpu_is_refused_before_it_is_built(size, room, monkeypatch):
+    """The first by its weights alone, the second by its prediction."""
+    task = language_modelling if "llama" in size else text_classification
+    monkeypatch.setattr(training.psutil, "virtual_memory", lambda: SimpleNamespace(available=room))
+    monkeypatch.setattr(workloads.Workload, "trainer", lambda *_, **__: pytest.fail("it was built"))
+    monkeypatch.setattr(training, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(
+        training, "predict", lambda *_, **__: SimpleNamespace(peak_allocated=room + 1)
+    )
+    with pytest.raises(MemoryError, match="are free: choose a smaller model"):
+        train(task(size))
+
+
+def test_the_bar_of_a_notebook_is_text_and_is_empty_at_the_end(monkeypatch):
+    shown = []
+
+    class Handle:
+        def update(self, data, raw):
+            shown.append(data["text/plain"])
+
+    def display(data, **options):
+        assert options == {"raw": True, "display_id": True}
+        Handle().update(data, True)
+        return Handle()
+
+    monkeypatch.setattr(training, "tqdm", partial(training.tqdm, disable=False, mininterval=0))
+    monkeypatch.setattr(training, "display", display)
+    monkeypatch.setattr(training, "get_ipython", lambda: SimpleNamespace(kernel=None))
+    with training._progress(3) as bar:
+        bar.update()
+    assert any("training" in text for text in shown) and shown[-1] == ""

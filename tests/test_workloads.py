@@ -249,6 +249,34 @@ def test_no_half_written_weights(course, monkeypatch):
     assert cached(course) == []
 
 
+def test_cached_weights_need_no_lock_and_are_for_everyone(course, trainings, monkeypatch):
+    weights = language_modelling("tiny", length=16, pretrained=True).weights
+    assert weights.stat().st_mode & 0o055 == 0o055
+
+    def refuse(*_):
+        raise PermissionError("Read-only file system")
+
+    monkeypatch.setattr(workloads, "FileLock", refuse)
+    assert language_modelling("tiny", length=16, pretrained=True).weights == weights
+    with pytest.raises(PermissionError, match="data/cache cannot be written"):
+        language_modelling("tiny", length=8, pretrained=True)
+
+
+@pytest.mark.parametrize(
+    "size, task",
+    [
+        ("large", "text_classification"),
+        ("tiny", "text_classification"),
+        ("bert-base-uncased", "text_classification"),
+        ("modernbert-base", "text_classification"),
+        ("llama-3.2-1b", "language_modelling"),
+        ("gpt2", "language_modelling"),
+    ],
+)
+def test_the_usual_task_is_that_of_the_model(size, task):
+    assert workloads.usual_task(size) == task
+
+
 # ---------------------------------------------------------------------- models and data of ones own
 TEXTS = [f"a {word} text about number {n}" for n in range(20) for word in ("short", "plain", "odd")]
 

@@ -7,6 +7,7 @@ import ast
 import re
 import statistics
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -30,7 +31,8 @@ SECTIONS = (
     "In this lesson",
     "References",
 )
-CELLS = range(35, 56)
+CELLS = range(35, 56)  # without the folded checks of the exercises
+VERDICTS = 10  # rows of the table of verdicts
 WORDS = range(900, 1_801)
 CODE_LINES = 25
 USUAL_LINES = 8  # half of the code cells have no more
@@ -131,6 +133,17 @@ def links(source: str) -> list[str]:
     targets = re.findall(r"\]\(<?([^)\s>]+)", source)
     targets += re.findall(r"<(?:a|img)\b[^>]*\b(?:href|src)\s*=\s*[\"']([^\"']+)", source)
     return [t for t in targets if not re.match(r"[a-z][a-z0-9+.-]*:|#", t, re.IGNORECASE)]
+
+
+def is_check(cell: NotebookNode) -> bool:
+    """The folded cell that checks the answer in the cell before it."""
+    return bool(re.fullmatch(r"check-\d", cell.get("id") or ""))
+
+
+def is_folded(cell: NotebookNode) -> bool:
+    """Whether an output stays hidden until a click, in JupyterLab and in Colab."""
+    jupyter = cell.metadata.get("jupyter", {})
+    return jupyter.get("outputs_hidden") is True and cell.metadata.get("collapsed") is True
 
 
 def exercises(nb: NotebookNode) -> list[str]:
@@ -458,7 +471,8 @@ def length_is_right(nb: NotebookNode, path: Path) -> list[str]:
     text = re.sub(r"\]\([^)]*\)", "]", text)
     words = sum(1 for word in text.split() if re.search(r"[^\W_]", word))
     problems = []
-    for count, limits, what in ((len(nb.cells), CELLS, "cells"), (words, WORDS, "words")):
+    cells = sum(not is_check(cell) for cell in nb.cells)
+    for count, limits, what in ((cells, CELLS, "cells"), (words, WORDS, "words")):
         if count not in limits:
             problems.append(f"{count} {what}, a lesson has {limits.start} to {limits.stop - 1}")
     return problems
@@ -469,6 +483,7 @@ def code_is_light(nb: NotebookNode, path: Path) -> list[str]:
     lines = [
         sum(1 for line in cell.source.splitlines() if line.strip() not in ("", CHECK))
         for cell in code(nb)[1:]
+        if not re.match(r"(answer|check)-\d", cell.get("id") or "")
     ]
     usual = statistics.median(lines or [0])
     if usual <= USUAL_LINES:
@@ -476,8 +491,79 @@ def code_is_light(nb: NotebookNode, path: Path) -> list[str]:
     return [f"half of the code cells have more than {USUAL_LINES} lines: the median is {usual:g}"]
 
 
+def guesses_are_folded(nb: NotebookNode, path: Path) -> list[str]:
+    """Below a question in bold, "guess", the stored outputs stay hidden up to the next text."""
+    problems, asked, guesses = [], False, 0
+    for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            asked = bool(re.search(r"\*\*[^*]*\bguess\b[^*]*\*\*", cell.source))
+            guesses += asked
+        elif cell.cell_type == "code" and asked != is_folded(cell):
+            state = "shows the answer to a guess" if asked else "hides an output without a guess"
+            problems.append(f"{where(nb, cell)} {state}")
+    return problems if guesses else ["no question asks the reader to guess before a cell is run"]
+
+
+def answers_come_first(nb: NotebookNode, path: Path) -> list[str]:
+    """Each exercise is a cell for the answer, and directly below it the folded check."""
+    problems = []
+    for n in range(1, len(exercises(nb)) + 1):
+        places = [i for i, cell in enumerate(nb.cells) if cell.get("id") == f"answer-{n}"]
+        if not places:
+            problems.append(f"exercise {n} has no cell answer-{n}")
+            continue
+        answer, check = nb.cells[places[0]], nb.cells[places[0] + 1]
+        if not re.search(r"(?<!\.)\.\.\.(?!\.)", answer.source):
+            problems.append(f"{where(nb, answer)} has no ... to replace")
+        if check.get("id") != f"check-{n}":
+            problems.append(f"check-{n} does not stand directly below answer-{n}")
+        elif check.metadata.get("jupyter", {}).get("source_hidden") is not True:
+            problems.append(f"{where(nb, check)} is a check and not folded")
+    return problems
+
+
+@cache
+def anchors(path: Path) -> list[str]:
+    """The headings of a stored notebook as the ends of links."""
+    return [text.replace(" ", "-") for _, text, _ in headings(read(path))]
+
+
+def links_go_to_unique_headings(nb: NotebookNode, path: Path) -> list[str]:
+    """JupyterLab goes to the first heading of that name in any lesson that is open."""
+    lessons = lessons_beside(path)
+    others = [anchor for lesson in lessons if lesson != path for anchor in anchors(lesson)]
+    known = others + [text.replace(" ", "-") for _, text, _ in headings(nb)]
+    problems = []
+    for cell in markdown(nb):
+        for target in re.findall(r"\]\([^)#\s]*#([^)\s]+)\)", without_fences(cell.source)):
+            count = known.count(unquote(target))
+            if count != 1 and not re.search(rf"\]\(https?:[^)]*#{re.escape(target)}", cell.source):
+                found = f"{count} headings" if count else "no heading"
+                problems.append(f"{where(nb, cell)} links to #{target}, and {found} of that name")
+    return problems
+
+
+def verdicts_are_readable(nb: NotebookNode, path: Path) -> list[str]:
+    """The guide's sentence comes first, its number last, and there are not too many."""
+    places = [index for _, text, index in headings(nb) if text == "What the guides say"]
+    tables = [cell for cell in nb.cells[places[0] :] if "| verdict |" in cell.source]
+    if not tables:
+        return ["no table with a column 'verdict' below 'What the guides say'"]
+    head, _, *rows = [row for row in tables[0].source.splitlines() if row.startswith("|")]
+    problems = []
+    if head != "| what the guide says | verdict | guide |":
+        problems.append("the verdicts' columns are not: what the guide says, verdict, guide")
+    for row in rows:
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
+        if not re.search(r"\bS\d-\d+", cells[-1]) or re.search(r"\bS\d-\d+", cells[0]):
+            problems.append(f"the verdict {cells[0][:40]!r} has no guide's number at its end")
+    if len(rows) > VERDICTS:
+        problems.append(f"{len(rows)} verdicts, {VERDICTS} are the most")
+    return problems
+
+
 def exercises_have_solutions(nb: NotebookNode, path: Path) -> list[str]:
-    """Two or three, each with a check cell, and the same headings in the solutions."""
+    """Two or three, with the same headings in the solutions."""
     problems = []
     number, found = int(path.name[:2]), exercises(nb)
     wanted = [f"Exercise {number}.{n}:" for n in range(1, len(found) + 1)]
@@ -486,15 +572,9 @@ def exercises_have_solutions(nb: NotebookNode, path: Path) -> list[str]:
     for text, start in zip(found, wanted, strict=True):
         if not re.match(re.escape(start) + r" \S", text):
             problems.append(f"the heading {text!r} should read '{start} title'")
-    places = headings(nb)
-    for place, (level, text, index) in enumerate(places):
-        if not text.lower().startswith("exercise "):
-            continue
-        end = places[place + 1][2] if place + 1 < len(places) else len(nb.cells)
-        if level != 3:
+    for level, text, _ in headings(nb):
+        if text.lower().startswith("exercise ") and level != 3:
             problems.append(f"the heading {text!r} should be of level 3")
-        if not any(cell.cell_type == "code" for cell in nb.cells[index:end]):
-            problems.append(f"{text!r} has no check cell")
     solutions = path.parent / "solutions" / path.name
     if not solutions.exists():
         problems.append(f"solutions/{path.name} does not exist")
@@ -544,6 +624,10 @@ LESSONS: tuple[Rule, ...] = (
     last_cell_links_the_neighbours,
     length_is_right,
     code_is_light,
+    guesses_are_folded,
+    answers_come_first,
+    links_go_to_unique_headings,
+    verdicts_are_readable,
     exercises_have_solutions,
 )
 SOLUTIONS: tuple[Rule, ...] = (belongs_to_a_lesson,)

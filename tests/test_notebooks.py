@@ -93,6 +93,9 @@ STEMS = ("00_start_here", "01_batch_size", "02_precision")
 TITLES = ("Start here", "Batch size", "Precision")
 PYPROJECT = '[project.urls]\nRepository = "https://github.com/someone/a-course"\n[project]\n'
 WORDS = "Every word of this sentence counts towards the length of a lesson. " * 4
+FOLDED = {"collapsed": True, "jupyter": {"outputs_hidden": True}}
+HIDDEN = {"jupyter": {"source_hidden": True}}
+VERDICTS = "| what the guide says | verdict | guide |\n|---|---|---|\n"
 CHECKED_CELL, FIGURE_CELL = 8, 9  # places in the good lesson, used by the defects
 
 
@@ -118,15 +121,16 @@ def finish(cells: list[NotebookNode]) -> NotebookNode:
     )
     number = 0
     for place, cell in enumerate(nb.cells):
-        cell.id = f"cell-{place}"
+        if not cell.id.startswith(("answer-", "check-")):
+            cell.id = f"cell-{place}"
         if cell.cell_type == "code":
             cell.execution_count = number = number + 1
     return nb
 
 
-def check(value: int, before: str = "import math") -> NotebookNode:
+def check(value: int, before: str = "import math", **options) -> NotebookNode:
     source = f"{rules.CHECK}\n{before}\nprint({value})"
-    return new_code_cell(source, outputs=[stream(f"{value}\n")])
+    return new_code_cell(source, outputs=[stream(f"{value}\n")], **options)
 
 
 def good_lesson(number: int, root: Path) -> NotebookNode:
@@ -142,20 +146,22 @@ def good_lesson(number: int, root: Path) -> NotebookNode:
         new_code_cell("%matplotlib inline\nimport math"),
         md("## Predict\n\n![A curve](picture.png), see https://example.org/home/page"),
         md(f"```python\n# not a heading\n```\n\n{WORDS}"),
-        md("### In detail\n\n~~~\n![](in-a-fence.png)\n~~~"),
-        md("## Measure"),
-        check(42),
-        new_code_cell("draw()", outputs=[figure()]),
+        md(f"### In detail {number}\n\n~~~\n![](in-a-fence.png)\n~~~"),
+        md("## Measure\n\n**Before you run it, guess:** which?"),
+        check(42, metadata=FOLDED),
+        new_code_cell("draw()", outputs=[figure()], metadata=FOLDED),
         md("## Judge"),
         check(43),
         new_code_cell("1 / 0", outputs=[error], metadata={"tags": ["raises-exception"]}),
         md("## When not to"),
         check(44, "plt.style.use('petroff10')"),
-        md("## What the guides say\n\n| claim | verdict |\n|---|---|\n| it helps | yes |"),
+        md(f"## What the guides say\n\n{VERDICTS}| it helps | [yes](#In-detail-{number}) | S1-2 |"),
         md(f"## Exercises\n\nWorked answers: [solutions](solutions/{stem}.ipynb)"),
     ]
     for n in (1, 2):
-        cells += [md(f"### Exercise {number}.{n}: try it"), new_code_cell("answer = ...")]
+        cells.append(md(f"### Exercise {number}.{n}: try it"))
+        cells.append(new_code_cell("answer = ...", id=f"answer-{n}"))
+        cells.append(new_code_cell("print(check(answer))", id=f"check-{n}", metadata=HIDDEN))
     cells += [md(WORDS) for _ in range(18)]
     cells += [md("## In this lesson"), md("## References\n\n[a page](https://example.org)")]
     return finish([*cells, md(" · ".join(links))])
@@ -348,8 +354,8 @@ defect(r.last_cell_links_the_neighbours, "should link", source(-1, "../README.md
 defect(
     r.last_cell_links_the_neighbours, "links none", lambda nb, path: nb.cells[-1].update(source="")
 )
-defect(r.length_is_right, "34 cells", lambda nb, path: nb.update(cells=nb.cells[:34]))
-defect(r.length_is_right, "56 cells", lambda nb, path: nb.update(cells=(nb.cells * 2)[:56]))
+defect(r.length_is_right, "34 cells", lambda nb, path: nb.update(cells=nb.cells[:36]))  # 2 checks
+defect(r.length_is_right, "56 cells", lambda nb, path: nb.cells.extend(nb.cells[4:14] * 2))
 defect(r.length_is_right, "words", append(5, WORDS * 25))
 defect(
     r.code_is_light,
@@ -357,12 +363,30 @@ defect(
     lambda nb, path: [c.update(source="x = 1\n\n" * 9) for c in r.code(nb)],
 )
 defect(r.length_is_right, "words", lambda nb, path: [c.update(source="") for c in nb.cells[21:35]])
+defect(r.guesses_are_folded, "asks the reader", source(7, "guess", "think"))
+defect(
+    r.guesses_are_folded, "shows the answer", lambda nb, path: nb.cells[F].metadata.pop("collapsed")
+)
+defect(
+    r.guesses_are_folded, "without a guess", lambda nb, path: nb.cells[11].update(metadata=FOLDED)
+)
+defect(r.answers_come_first, "no cell answer-1", lambda nb, path: nb.cells.pop(18))
+defect(r.answers_come_first, "no ... to", source(18, "...", "4"))
+defect(r.answers_come_first, "directly below", lambda nb, path: nb.cells.pop(19))
+defect(r.answers_come_first, "not folded", lambda nb, path: nb.cells[19].metadata.clear())
+defect(r.links_go_to_unique_headings, "no heading", append(5, "[gone](#Gone)"))
+defect(r.links_go_to_unique_headings, "3 headings", append(5, "[often](#Judge)"))
+defect(r.links_go_to_unique_headings, "3 headings", append(5, f"[often]({STEMS[0]}.ipynb#Judge)"))
+defect(r.verdicts_are_readable, "no table", source(15, "verdict |", "truth |"))
+defect(r.verdicts_are_readable, "columns", source(15, "what the guide says", "claim"))
+defect(r.verdicts_are_readable, "no guide's number", source(15, "S1-2", "HF"))
+defect(r.verdicts_are_readable, "no guide's number", source(15, "it helps", "S1-2: it helps"))
+defect(r.verdicts_are_readable, "11 verdicts", append(15, "\n| a | b | S1-3 |" * 10))
 defect(r.exercises_have_solutions, "not the same", rewrite_solution("1.2: try it", "1.2: or not"))
 defect(r.exercises_have_solutions, "not exist", lambda nb, path: first_solution(path).unlink())
 defect(r.exercises_have_solutions, "should read", source(17, "1.1", "1.3"))
 defect(r.exercises_have_solutions, "level 3", source(17, "### Exercise", "## Exercise"))
 defect(r.exercises_have_solutions, "1 exercises", source(17, "Exercise", "Task"))
-defect(r.exercises_have_solutions, "no check cell", lambda nb, path: nb.cells.pop(18))
 defect(r.exercises_have_solutions, "no link", source(16, "solutions/", "other/"))
 
 

@@ -355,7 +355,7 @@ defect(
     r.last_cell_links_the_neighbours, "links none", lambda nb, path: nb.cells[-1].update(source="")
 )
 defect(r.length_is_right, "34 cells", lambda nb, path: nb.update(cells=nb.cells[:36]))  # 2 checks
-defect(r.length_is_right, "56 cells", lambda nb, path: nb.cells.extend(nb.cells[4:14] * 2))
+defect(r.length_is_right, "62 cells", lambda nb, path: nb.cells.extend(nb.cells[4:14] * 2))
 defect(r.length_is_right, "words", append(5, WORDS * 25))
 defect(
     r.code_is_light,

@@ -1,11 +1,13 @@
 # make run      run the lessons on this machine and write build/report.html
 # make test     run every test and every notebook
 # make gpu      measure everything on this machine's GPU (DEVICE=cpu proves the kit without one)
+# make colab    run four lessons as Colab does, in an environment of its versions
 # LESSONS="01 02" does a part. PYTHON=python uses an environment of your own.
 LESSONS ?=
 SECTIONS ?=
 DEVICE ?= cuda
 SYSTEM_PYTHON ?= python3
+COLAB_PYTHON ?= python3.13
 empty :=
 space := $(empty) $(empty)
 
@@ -14,7 +16,7 @@ PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/installed
 endif
 
-.PHONY: install run lab test outputs gpu format benchmark
+.PHONY: install run lab test colab outputs gpu format benchmark
 
 install: $(ENVIRONMENT)
 
@@ -39,6 +41,12 @@ lab: $(ENVIRONMENT)
 
 test: $(ENVIRONMENT)
 	$(PYTHON) -m pytest $(if $(LESSONS),-k "$(subst $(space), or ,$(strip $(LESSONS:%=%_)))")
+
+# Its first cell installs into the environment, so each start puts Colab's versions back.
+colab:
+	test -d .venv-colab || $(COLAB_PYTHON) -m venv .venv-colab
+	.venv-colab/bin/python -m pip install --quiet -r tools/colab_versions.txt
+	.venv-colab/bin/python tools/colab.py $(if $(LESSONS),--lessons "$(LESSONS)")
 
 # Recorded predictions first, because the lessons read them. A part refreshes notebooks only.
 outputs: $(ENVIRONMENT)

@@ -7,6 +7,7 @@ import nbformat
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -15,6 +16,7 @@ from transformers import (
 )
 
 import gpu_kit
+import readme_picture
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "data"
@@ -192,6 +194,11 @@ def scoreboard_problems(board: pd.DataFrame) -> list[str]:
             if pair != {""} and (len(pair) < 2 or not pair <= names):
                 found.append(f"{name}: no such pair of {kind} rows")
     return found
+
+
+def test_the_picture_of_the_readme_shows_todays_rows():
+    drawn = json.loads(Image.open(readme_picture.PICTURE).text["Description"])
+    assert drawn == readme_picture.numbers().to_dict()
 
 
 def test_claims():

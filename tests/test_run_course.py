@@ -126,7 +126,7 @@ def test_the_failure_is_named_and_the_rest_still_runs(finished: Finished) -> Non
 
 def test_the_table_is_printed(finished: Finished) -> None:
     lines = [line.split() for line in finished.out.splitlines()]
-    numbers = "0.990 1.000 -1.00 % 2.50 16.00 5.500 → 2.250".split()
+    numbers = "0.990 GiB 1.00 GiB -1.00 % 2.50 16.00 5.500 → 2.250".split()
     assert ["00_good", "plain", "cpu", *numbers] in lines
     assert "yesterday" not in finished.out  # a row of an earlier run of the course
 
@@ -152,7 +152,7 @@ def test_kernels_get_the_variables_and_this_interpreter(course: Path, finished: 
 
 
 def test_the_report_has_the_row(report: str) -> None:
-    cells = ["00_good", "plain", "cpu", "0.990", "1.000", "-1.00 %", "2.50", "16.00"]
+    cells = ["00_good", "plain", "cpu", "0.990 GiB", "1.00 GiB", "-1.00 %", "2.50", "16.00"]
     assert "".join(f"<td>{cell}</td>" for cell in [*cells, "5.500 → 2.250"]) in report
     assert "yesterday" not in report
 
@@ -208,8 +208,8 @@ def test_prediction_and_measurement_share_a_line_by_name_or_settings(tmp_path: P
         row("measured", 2**29, now(), "seen", settings="a=2"),
     )
     assert [line[1:6] for line in lines] == [
-        ("seen", "cpu", "1.000", "0.500", "+100.00 %"),
-        ("plain", "cpu", "1.000", "2.000", "-50.00 %"),
+        ("seen", "cpu", "1.00 GiB", "0.500 GiB", "+100.00 %"),
+        ("plain", "cpu", "1.00 GiB", "2.00 GiB", "-50.00 %"),
     ]
 
 
@@ -221,7 +221,7 @@ def test_what_is_not_the_same_run_is_not_compared(tmp_path: Path, other: dict[st
 
 def test_a_run_repeated_counts_once(tmp_path: Path) -> None:
     lines = table(tmp_path, row("measured", 2**30, now()), row("measured", 2**31, now()))
-    assert [line[4] for line in lines] == ["2.000"]
+    assert [line[4] for line in lines] == ["2.00 GiB"]
 
 
 def test_a_row_cut_short_does_not_cost_the_report(tmp_path: Path) -> None:

@@ -22,7 +22,11 @@ from execution import ROOT, LessonError, choose_lessons, execute, read_notebook
 
 CONTENT = Path("/content")
 MAY_CHANGE = {"torchao"}  # peft refuses the one that Colab brings
-PRETEND = "import sys, types\nsys.modules['google.colab'] = types.ModuleType('google.colab')\n"
+PRETEND = """
+import importlib.machinery, importlib.util, sys
+spec = importlib.machinery.ModuleSpec("google.colab", None)
+sys.modules["google.colab"] = importlib.util.module_from_spec(spec)
+"""
 
 
 def versions() -> dict[str, str]:

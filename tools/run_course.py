@@ -27,8 +27,8 @@ COLUMNS = (
     "lesson",
     "run",
     "device",
-    "predicted (GiB)",
-    "measured (GiB)",
+    "predicted",
+    "measured",
     "error",
     "time (s)",
     "samples/s",
@@ -99,8 +99,8 @@ def recorded(folder: Path, since: datetime.datetime) -> list[dict[str, str]]:
     return rows
 
 
-def number(text: str | None, digits: int, scale: float = 1) -> str:
-    return f"{float(text) * scale:,.{digits}f}" if text else NOT_KNOWN
+def number(text: str | None, digits: int) -> str:
+    return f"{float(text):,.{digits}f}" if text else NOT_KNOWN
 
 
 def losses(row: dict[str, str]) -> str:
@@ -120,6 +120,8 @@ def summary(rows: list[dict[str, str]]) -> list[tuple[str, ...]]:
     latest: dict[tuple[str | None, ...], dict[str, str]] = {}
     for row in rows:  # a cell that ran twice counts once
         latest[tuple(row.get(k) for k in keys)] = row
+
+    from helpers import gib  # it imports torch: not before there is something to show
 
     lines: list[dict[str, dict[str, str]]] = []
     for row in latest.values():
@@ -151,7 +153,7 @@ def summary(rows: list[dict[str, str]]) -> list[tuple[str, ...]]:
                 known.get("lesson", ""),
                 known.get("name", ""),
                 known.get("device", ""),
-                *(number(size, 3, 2**-30) for size in sizes),
+                *(gib(float(size) if size else None) for size in sizes),
                 error,
                 number(measured.get("seconds"), 2),
                 number(measured.get("samples_per_second"), 2),

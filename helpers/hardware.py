@@ -19,16 +19,17 @@ FEATURES = dict(fp16=(7, 0), bf16=(8, 0), tf32=(8, 0), fp8=(8, 9), flash_attenti
 
 
 def gib(n: float | None) -> str:
-    """Bytes as text: GiB (2**30) with two decimals, MiB (2**20) below a tenth of a GiB.
+    """Bytes as text: GiB (2**30), MiB (2**20) below a tenth of a GiB, KiB below a tenth of a MiB.
 
-    Below 1 GiB three digits; "-" for None.
+    Two decimals from 1 GiB on, three digits below; "-" for None.
     """
     if n is None:
         return "-"
     if round(abs(n) / GIB, 3) >= 1:
         return f"{n / GIB:,.2f} GiB"
-    size, unit = (n / GIB, "GiB") if abs(n) >= GIB / 10 else (n / 2**20, "MiB")
-    return f"{size:#.3g}".rstrip(".") + f" {unit}" if abs(size) >= 0.001 else f"0 {unit}"
+    units = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10}
+    unit = next((unit for unit, size in units.items() if abs(n) >= size / 10), "MiB")
+    return f"{n / units[unit]:#.3g}".rstrip(".") + f" {unit}" if n else "0 MiB"
 
 
 def suggest(word, choices, what: str) -> str:

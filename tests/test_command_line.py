@@ -1,6 +1,8 @@
 """`python -m helpers predict`: JSON, text, and one sentence with exit status 2 for bad input."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 
@@ -140,3 +142,11 @@ def test_as_a_real_command():
     done = subprocess.run(bad, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1 and "did you mean 'bf16'" in done.stderr
+
+
+def test_the_example_of_the_readme_is_what_the_command_prints(capsys, request):
+    text = (request.config.rootpath / "README.md").read_text(encoding="utf-8")
+    called, shown = re.search(r"^\$ python -m helpers (.*)\n((?:.*\n)*?)```", text, re.M).groups()
+    status, out, _ = command(capsys, *shlex.split(called))
+    timed = re.compile(r"in \d+\.\d s")
+    assert status == 0 and timed.sub("", out) == timed.sub("", shown)

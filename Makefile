@@ -45,6 +45,7 @@ test: $(ENVIRONMENT)
 # Its first cell installs into the environment, so each start puts Colab's versions back.
 colab:
 	test -d .venv-colab || $(COLAB_PYTHON) -m venv .venv-colab
+	.venv-colab/bin/python -m pip uninstall --quiet --yes one-gpu-measured
 	.venv-colab/bin/python -m pip install --quiet -r tools/colab_versions.txt
 	.venv-colab/bin/python tools/colab.py $(if $(LESSONS),--lessons "$(LESSONS)")
 

@@ -1,0 +1,444 @@
+"""A CUDA card that is not there: torch answers as on one, and its tensors stay on the CPU.
+
+    with pretended("T4"): ...          # helpers.device() is cuda, helpers.describe() a Tesla T4
+
+What is real: the values, which the CPU computes; which tensor is on the card and which is not
+(`.to("cuda")` and `device="cuda"` put it there, results follow their inputs, `.device` says so, and
+an operation on tensors of both places fails as on a card, as does `.numpy()`); allocated bytes and
+their peak; what the caching allocator holds for them, by the model in `fake_cuda`; a limit, and the
+error of running out of memory; which flags, dtypes and features the libraries choose for the card.
+
+What is not: time; CUDA's own kernels, their memory and their rounding (the CPU's run, which need
+other scratch space); pinned memory, streams and graphs; compiled code, which is the CPU's and whose
+tensors are counted only once they come out of it.
+"""
+
+import functools
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from fake_cuda import Allocator
+from fake_cuda.simulation import workspace as workspace_bytes
+
+GIB = 2**30
+CONTEXT = 400 * 2**20
+DRIVER_NAMES = {"T4": "Tesla T4", "H100": "NVIDIA H100 80GB HBM3"}
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+in_backward = torch._C._current_graph_task_id  # -1 outside of a backward pass
+aten = torch.ops.aten
+# Matrix products of cuBLAS, which takes a workspace for the forward and one for the backward thread.
+PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+# Operations that may read tensors of both places.
+ACROSS = {aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put_.default}
+ACROSS |= {aten.set_.source_Storage, aten._index_put_impl_.default, aten.index_put.default}
+
+
+def is_cuda(place) -> bool:
+    if isinstance(place, torch.device):
+        return place.type == "cuda"
+    return isinstance(place, str) and place.split(":")[0] == "cuda"
+
+
+def is_cpu(place) -> bool:
+    return place == CPU if isinstance(place, torch.device) else place == "cpu"
+
+
+def on_the_cpu(value):
+    return CPU if isinstance(value, torch.device | str) and is_cuda(value) else value
+
+
+def tensors_in(values) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(value.values())
+
+
+class Card:
+    """The memory of the card: which storages are on it, and what its allocator holds for them."""
+
+    def __init__(self, name: str, free: float):
+        from helpers import gpu
+
+        self.facts = gpu(name)
+        self.name = DRIVER_NAMES.get(name, name)
+        self.total, self.taken = self.facts.memory, self.facts.memory - int(free * GIB)
+        self.limit = 1.0
+        self.places: dict[int, bool] = {}  # a storage's address: on the card, or known to be off it
+        self.sizes: dict[int, int] = {}
+        self.count = self.now = self.peak = self.peak_reserved = self.retries = 0
+        self.where: dict[int, int] = {}  # a storage's address: its number in the allocator
+        self.allocator = Allocator()
+        self.calls: list[str] = []  # what was asked of the card: "empty_cache", ...
+        self.workspaces: dict[bool, torch.Tensor] = {}  # of cuBLAS, which stay for good
+
+    # ------------------------------------------------------------------------------------ tensors
+    def holds(self, tensor: torch.Tensor) -> bool | None:
+        """Whether a tensor is on the card; None for one that nobody placed."""
+        try:
+            return self.places.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # sparse tensors and others without a storage
+            return None
+
+    def place(self, tensor: torch.Tensor, on_card: bool) -> None:
+        if isinstance(tensor, FakeTensor) or tensor.device.type != "cpu":
+            return
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            return
+        key = storage._cdata
+        if key not in self.places:
+            weakref.finalize(storage, self.died, key).atexit = False
+        if on_card and key not in self.sizes:
+            self.malloc(key, -(-storage.nbytes() // 512) * 512)
+        elif not on_card and key in self.sizes:
+            self.release(key)
+        self.places[key] = on_card
+
+    def malloc(self, key: int, size: int) -> None:
+        room = min(self.limit * self.total, self.total - self.taken)
+        for again in (False, True):
+            self.count += 1
+            if size:
+                self.allocator.malloc(self.count, size)
+            if self.allocator.reserved <= room:
+                break
+            self.allocator.release(self.count)
+            self.allocator.empty_cache()
+            if again:
+                raise torch.OutOfMemoryError(
+                    f"CUDA out of memory. Tried to allocate {size / 2**20:.2f} MiB. GPU 0 has a "
+                    f"total capacity of {self.total / GIB:.2f} GiB (a pretended card)"
+                )
+            self.retries += 1
+        self.sizes[key], self.where[key] = size, self.count
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        self.peak_reserved = max(self.peak_reserved, self.allocator.reserved)
+
+    def release(self, key: int) -> None:
+        size, number = self.sizes.pop(key), self.where.pop(key)
+        self.now -= size
+        if size:
+            self.allocator.release(number)
+
+    def died(self, key: int) -> None:
+        self.places.pop(key, None)
+        if key in self.sizes:
+            self.release(key)
+
+    # ------------------------------------------------------------------- what torch is asked for
+    def empty_cache(self, *_) -> None:
+        self.calls.append("empty_cache")
+        self.allocator.empty_cache()
+
+    def reset_peak(self, *_) -> None:
+        self.peak, self.peak_reserved = self.now, self.allocator.reserved
+
+    def stats(self, *_, **__) -> dict[str, int]:
+        counts = {"num_alloc_retries": self.retries, "num_ooms": 0}
+        pairs = dict(allocated=(self.now, self.peak), active=(self.now, self.peak))
+        pairs["reserved"] = (self.allocator.reserved, self.peak_reserved)
+        for name, (current, peak) in pairs.items():
+            counts |= {f"{name}_bytes.all.current": current, f"{name}_bytes.all.peak": peak}
+        return counts
+
+    def info(self, *_) -> tuple[int, int]:
+        return self.total - self.taken - self.allocator.reserved, self.total
+
+    def fraction(self, fraction: float, *_) -> None:
+        if not isinstance(fraction, float):
+            raise TypeError("Invalid type for fraction argument, must be `float`")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+        self.limit = fraction
+
+
+class Follow(TorchDispatchMode):
+    """Results of tensors on the card are on the card."""
+
+    def __init__(self, card: Card):
+        super().__init__()
+        self.card = card
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if not Pretend.on:
+            return out
+        with torch._C.DisableTorchFunction():
+            here, off = False, []
+            for tensor in tensors_in((args, kwargs or {})):
+                held = self.card.holds(tensor)
+                here = here or held is True
+                if held is not True and tensor.dim():
+                    off.append((tensor, held))
+            backward = in_backward() != -1
+            if here and func in PRODUCTS and backward not in self.card.workspaces:
+                workspace = torch.empty(workspace_bytes(self.card.facts.capability) // 2, dtype=torch.uint8)
+                self.card.workspaces[backward] = workspace
+                self.card.place(workspace, True)
+            if here and off and func not in ACROSS and not backward:
+                if any(held is False for _, held in off):
+                    raise RuntimeError(
+                        "Expected all tensors to be on the same device, but found at least two "
+                        f"devices, cuda:0 and cpu! (when checking arguments of {func})"
+                    )
+            for tensor in tensors_in(out if isinstance(out, list | tuple) else (out,)):
+                if here or self.card.holds(tensor) is None:
+                    self.card.place(tensor, here)
+        return out
+
+
+class Pretend(TorchFunctionMode):
+    """Where Python says cuda, C++ hears cpu; where it asks for a tensor's device, it hears cuda."""
+
+    on = True  # off inside of a prediction, whose tensors are fake and nowhere
+
+    def __init__(self, card: Card):
+        super().__init__()
+        self.card = card
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if not Pretend.on or func in (torch.device, torch._C._nn._parse_to):
+            return func(*args, **kwargs)
+        if func in QUESTIONS:
+            held = not isinstance(args[0], FakeTensor) and self.card.holds(args[0])
+            return QUESTIONS[func] if held else func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if first is not None and name in ("numpy", "__array__") and self.card.holds(first):
+            raise TypeError(
+                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
+                "tensor to host memory first."
+            )
+        wanted = self.asked(name, first, args, kwargs)
+        if name in ("cuda", "cpu") and first is not None:
+            out = first
+        else:
+            args = tuple(on_the_cpu(value) for value in args)
+            kwargs = {key: on_the_cpu(value) for key, value in kwargs.items()}
+            kwargs.pop("pin_memory", None)
+            out = func(*args, **kwargs)
+        if wanted is None:
+            return out
+        moves = first is not None and name in ("to", "cuda", "cpu", "type")
+        for tensor in tensors_in(out if isinstance(out, list | tuple) else (out,)):
+            if moves and bool(self.card.holds(first)) == wanted:
+                continue  # it stands where it should, or was copied there
+            if moves and self.card.holds(tensor) is self.card.holds(first) and same(tensor, first):
+                tensor = out = tensor.clone(memory_format=torch.preserve_format)
+            self.card.place(tensor, wanted)
+        return out
+
+    def asked(self, name: str, first, args, kwargs) -> bool | None:
+        """Where the call puts its result: on the card, off it, or it does not say."""
+        if name in ("cuda", "cpu") and first is not None:
+            return name == "cuda"
+        if name == "to" and len(args) > 1 and isinstance(args[1], torch.Tensor):
+            return bool(self.card.holds(args[1]))
+        for value in (*args[:3], kwargs.get("device")):
+            if isinstance(value, torch.device | str):
+                if is_cuda(value):
+                    return True
+                if is_cpu(value):
+                    return False
+        if name in ("tensor", "from_numpy", "as_tensor") and name != "to":
+            source = args[0] if args else kwargs.get("data")
+            return bool(isinstance(source, torch.Tensor) and self.card.holds(source))
+        return None
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+QUESTIONS = {
+    torch.Tensor.device.__get__: CUDA,
+    torch.Tensor.is_cuda.__get__: True,
+    torch.Tensor.is_cpu.__get__: False,
+    torch.Tensor.get_device: 0,
+}
+
+
+def _patches(card: Card) -> Iterator[tuple]:
+    """(owner, name, what answers there) of all that asks the driver or the allocator."""
+    capability, nothing = card.facts.capability, lambda *_, **__: None
+    properties = SimpleNamespace(
+        name=card.name,
+        major=capability[0],
+        minor=capability[1],
+        total_memory=card.total,
+        multi_processor_count=card.facts.facts["sms"],
+        L2_cache_size=4 * 2**20,
+        shared_memory_per_block_optin=65536,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=1024,
+        warp_size=32,
+        gcnArchName="",
+    )
+    seed = torch.zeros(16, dtype=torch.uint8)
+    cuda, accelerator = torch.cuda, torch.accelerator
+    both = dict(
+        is_available=lambda: True,
+        device_count=lambda: 1,
+        synchronize=nothing,
+        empty_cache=card.empty_cache,
+        reset_peak_memory_stats=card.reset_peak,
+        current_stream=lambda *_: SimpleNamespace(
+            is_capturing=lambda: False, synchronize=nothing, wait_stream=nothing
+        ),
+    )
+    for name, answer in both.items():
+        yield cuda, name, answer
+        yield accelerator, name, answer
+    for module in (cuda, cuda.memory, accelerator, accelerator.memory):
+        yield module, "memory_stats", card.stats
+    yield accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
+    yield accelerator, "current_device_index", lambda: 0
+    yield accelerator, "set_device_index", nothing
+    answers = dict(
+        current_device=lambda: 0,
+        get_device_properties=lambda _=None: properties,
+        get_device_name=lambda _=None: card.name,
+        get_device_capability=lambda _=None: capability,
+        mem_get_info=card.info,
+        device_memory_used=lambda _=None: card.allocator.reserved + CONTEXT,
+        is_initialized=lambda: True,
+        init=nothing,
+        _lazy_init=nothing,
+        set_device=nothing,
+        manual_seed=nothing,
+        manual_seed_all=nothing,
+        get_rng_state=lambda *_: seed,
+        set_rng_state=nothing,
+        get_rng_state_all=lambda: [seed],
+        set_rng_state_all=nothing,
+        is_bf16_supported=lambda including_emulation=True: including_emulation
+        or capability >= (8, 0),
+        is_current_stream_capturing=lambda: False,
+        set_per_process_memory_fraction=card.fraction,
+    )
+    for name, answer in answers.items():
+        yield cuda, name, answer
+    yield cuda.random, "get_rng_state_all", answers["get_rng_state_all"]
+    yield cuda.random, "set_rng_state_all", nothing
+    yield cuda.memory, "_record_memory_history", nothing
+    yield cuda.memory, "_dump_snapshot", nothing
+    yield torch.version, "cuda", "12.8"
+    yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
+
+    begin = torch.utils.data.DataLoader.__init__
+
+    def loader(self, *args, **options):
+        begin(self, *args, **options | {"pin_memory": False})
+
+    yield torch.utils.data.DataLoader, "__init__", loader
+
+    start = torch.autocast.__init__
+
+    def autocast(self, device_type, dtype=None, *args, **options):
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.float16
+        start(self, device_type, dtype, *args, **options)
+
+    yield torch.autocast, "__init__", autocast
+    for name in ("is_autocast_enabled", "get_autocast_dtype"):
+        ask = getattr(torch, name)
+        yield torch, name, functools.partial(_of_cpu, ask)
+
+    import fake_cuda
+    from fake_cuda import simulation
+    from helpers import prediction
+
+    simulate = simulation.simulate
+
+    def nowhere(*args, **options):
+        before, Pretend.on = Pretend.on, False
+        try:
+            return simulate(*args, **options)
+        finally:
+            Pretend.on = before
+
+    for module in (simulation, prediction, fake_cuda):
+        yield module, "simulate", nowhere
+
+    from torch._dynamo import eval_frame
+
+    compiled = eval_frame._TorchDynamoContext.__call__
+
+    def call(self, fn):
+        made = compiled(self, fn)
+        if isinstance(fn, torch.nn.Module) or isinstance(fn, type):
+            return made
+
+        @functools.wraps(made)
+        def outside(*args, **options):
+            with torch._C.DisableTorchFunction():
+                here = any(card.holds(t) for t in tensors_in((args, options)))
+            with _no_modes():
+                out = made(*args, **options)
+            for tensor in tensors_in(out if isinstance(out, list | tuple) else (out,)):
+                card.place(tensor, here)
+            return out
+
+        return outside
+
+    yield eval_frame._TorchDynamoContext, "__call__", call
+
+
+def _of_cpu(ask, kind="cuda"):
+    return ask("cpu" if kind == "cuda" else kind)
+
+
+@contextmanager
+def _no_modes() -> Iterator[None]:
+    """Compiled code is traced without the modes that pretend."""
+    modes = []
+    while torch._C._len_torch_function_stack():
+        modes.append(_pop_mode())
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        for mode in reversed(modes):
+            _push_mode(mode)
+
+
+def _forget() -> None:
+    """What libraries have found out about the machine, and would not ask again."""
+    import accelerate.utils.imports
+    import transformers.utils.import_utils
+
+    for module in (accelerate.utils.imports, transformers.utils.import_utils):
+        for found in list(vars(module).values()):
+            if hasattr(found, "cache_clear"):
+                found.cache_clear()
+
+
+@contextmanager
+def pretended(name: str, free: float = 6.0) -> Iterator[Card]:
+    """This machine with a card of that name, of which `free` GiB are free, in this thread."""
+    import bitsandbytes  # noqa: F401  which would look for CUDA's libraries
+
+    card = Card(name, free)
+    with ExitStack() as stack:
+        for owner, attribute, answer in _patches(card):
+            stack.enter_context(patch.object(owner, attribute, answer))
+        _forget()
+        stack.callback(_forget)
+        stack.enter_context(Follow(card))
+        stack.enter_context(Pretend(card))
+        yield card

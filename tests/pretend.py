@@ -46,7 +46,7 @@ def listed(path: Path, card: str, table: Path = TABLE) -> dict[str, dict]:
 
 # ------------------------------------------------------------------------------ one notebook, here
 def text_of(output: dict) -> str:
-    """What nbval compares of a stored output; the rest (pictures, tables, stderr) is not compared."""
+    """What nbval compares of a stored output: not pictures, HTML or stderr."""
     if output.get("output_type") == "stream":
         return "".join(output["text"]) if output["name"] == "stdout" else ""
     return "".join(output.get("data", {}).get("text/plain", "")) + "\n"
@@ -128,7 +128,9 @@ def judge(results: list[dict], known: dict[str, dict]) -> list[str]:
         elif row is None and kind == "differs":
             wrong += [f"{result['id']}: other output", *("  " + w for w in result["differs"])]
         elif row is not None and row["kind"] != kind:
-            wrong.append(f"{result['id']} is listed in {TABLE.name} ({row['kind']}), but it does not")
+            wrong.append(
+                f"{result['id']} is listed in {TABLE.name} ({row['kind']}), but it does not"
+            )
     there = {result["id"] for result in results}
     wrong += [f"{TABLE.name} lists a cell that does not exist: {id}" for id in known.keys() - there]
     return wrong
@@ -154,8 +156,12 @@ def start(path: Path, card: str, free: float) -> tuple[list[str], float]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--card", default="", help="T4, H100, or any in data/gpus.csv; both if empty")
-    parser.add_argument("--lessons", default="", help='numbers such as "02 05"; all of them if empty')
+    parser.add_argument(
+        "--card", default="", help="T4, H100, or any in data/gpus.csv; both if empty"
+    )
+    parser.add_argument(
+        "--lessons", default="", help='numbers such as "02 05"; all of them if empty'
+    )
     parser.add_argument("--free", type=float, default=6.0, help="GiB free on the card")
     parser.add_argument("--jobs", type=int, default=2, help="notebooks at a time")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)

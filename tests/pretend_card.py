@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -34,7 +35,7 @@ DRIVER_NAMES = {"T4": "Tesla T4", "H100": "NVIDIA H100 80GB HBM3"}
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 in_backward = torch._C._current_graph_task_id  # -1 outside of a backward pass
 aten = torch.ops.aten
-# Matrix products of cuBLAS, which takes a workspace for the forward and one for the backward thread.
+# Products of cuBLAS, which takes a workspace for the forward thread and one for the backward one.
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 # Operations that may read tensors of both places.
 ACROSS = {aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put_.default}
@@ -81,6 +82,7 @@ class Card:
         self.where: dict[int, int] = {}  # a storage's address: its number in the allocator
         self.allocator = Allocator()
         self.calls: list[str] = []  # what was asked of the card: "empty_cache", ...
+        self.inside_a_kernel = False
         self.workspaces: dict[bool, torch.Tensor] = {}  # of cuBLAS, which stay for good
 
     # ------------------------------------------------------------------------------------ tensors
@@ -139,6 +141,15 @@ class Card:
         if key in self.sizes:
             self.release(key)
 
+    @contextmanager
+    def kernel(self) -> Iterator[None]:
+        """What happens inside of one kernel: its tensors are not seen."""
+        before, self.inside_a_kernel = self.inside_a_kernel, True
+        try:
+            yield
+        finally:
+            self.inside_a_kernel = before
+
     # ------------------------------------------------------------------- what torch is asked for
     def empty_cache(self, *_) -> None:
         self.calls.append("empty_cache")
@@ -166,6 +177,64 @@ class Card:
         self.limit = fraction
 
 
+class Attention(torch.autograd.Function):
+    """Attention in one kernel: nothing of the size of its matrix is kept, nor seen in between."""
+
+    @staticmethod
+    def forward(ctx, card, options, q, k, v, mask):
+        ctx.card, ctx.options, ctx.state = card, options, torch.get_rng_state()
+        with card.kernel():
+            out = F.scaled_dot_product_attention(q, k, v, mask, **options)
+            rows = torch.empty(q.shape[:-1], dtype=torch.float32)
+        for tensor in (out, rows):  # the kernel keeps one number a row
+            card.place(tensor, True)
+        ctx.save_for_backward(q, k, v, mask, out, rows)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        given, card = ctx.saved_tensors[:4], ctx.card
+        with card.kernel(), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(ctx.state)
+            inputs = [
+                None if t is None else t.detach().requires_grad_(t.is_floating_point())
+                for t in given
+            ]
+            out = F.scaled_dot_product_attention(*inputs, **ctx.options)
+            wanted = [i for i, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
+            found = torch.autograd.grad(out, [inputs[i] for i in wanted], gradient)
+        gradients = [None] * 4
+        for i, one in zip(wanted, found, strict=True):
+            card.place(one, True)
+            gradients[i] = one
+        return None, None, *gradients
+
+
+def fused(
+    card: Card,
+    q,
+    k,
+    v,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,
+):
+    """Attention by the kernel that the card would take, or None where those are plain matrices."""
+    flash = card.facts.capability >= (8, 0)
+    asked = torch.backends.cuda
+    grouped = enable_gqa and q.shape[-3] != k.shape[-3]
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    by_flash = flash and half and attn_mask is None and asked.flash_sdp_enabled()
+    efficient = asked.mem_efficient_sdp_enabled() and not grouped
+    efficient = efficient and (flash or q.dtype != torch.bfloat16)
+    if q.dim() != 4 or q.dtype == torch.float64 or not (by_flash or efficient):
+        return None
+    options = dict(dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    return Attention.apply(card, options, q, k, v, attn_mask)
+
+
 class Follow(TorchDispatchMode):
     """Results of tensors on the card are on the card."""
 
@@ -175,7 +244,7 @@ class Follow(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if not Pretend.on:
+        if not Pretend.on or self.card.inside_a_kernel:
             return out
         with torch._C.DisableTorchFunction():
             here, off = False, []
@@ -186,7 +255,9 @@ class Follow(TorchDispatchMode):
                     off.append((tensor, held))
             backward = in_backward() != -1
             if here and func in PRODUCTS and backward not in self.card.workspaces:
-                workspace = torch.empty(workspace_bytes(self.card.facts.capability) // 2, dtype=torch.uint8)
+                workspace = torch.empty(
+                    workspace_bytes(self.card.facts.capability) // 2, dtype=torch.uint8
+                )
                 self.card.workspaces[backward] = workspace
                 self.card.place(workspace, True)
             if here and off and func not in ACROSS and not backward:
@@ -198,6 +269,10 @@ class Follow(TorchDispatchMode):
             for tensor in tensors_in(out if isinstance(out, list | tuple) else (out,)):
                 if here or self.card.holds(tensor) is None:
                     self.card.place(tensor, here)
+            if here and func is aten.bernoulli_.float:  # CUDA's dropout keeps a mask of bools
+                key = out.untyped_storage()._cdata
+                self.card.release(key)
+                self.card.malloc(key, -(-out.numel() // 512) * 512)
         return out
 
 
@@ -214,6 +289,9 @@ class Pretend(TorchFunctionMode):
         kwargs = kwargs or {}
         if not Pretend.on or func in (torch.device, torch._C._nn._parse_to):
             return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention and args and self.card.holds(args[0]):
+            out = fused(self.card, *args, **kwargs)
+            return func(*args, **kwargs) if out is None else out
         if func in QUESTIONS:
             held = not isinstance(args[0], FakeTensor) and self.card.holds(args[0])
             return QUESTIONS[func] if held else func(*args, **kwargs)
@@ -326,8 +404,9 @@ def _patches(card: Card) -> Iterator[tuple]:
         set_rng_state=nothing,
         get_rng_state_all=lambda: [seed],
         set_rng_state_all=nothing,
-        is_bf16_supported=lambda including_emulation=True: including_emulation
-        or capability >= (8, 0),
+        is_bf16_supported=lambda including_emulation=True: (
+            including_emulation or capability >= (8, 0)
+        ),
         is_current_stream_capturing=lambda: False,
         set_per_process_memory_fraction=card.fraction,
     )

@@ -21,14 +21,29 @@ from .trace import HOST, Trace
 aten = torch.ops.aten
 
 
-def _attention(flash: bool, trace: Trace) -> Callable:
+# Memory-efficient attention reads grouped heads (fewer keys than queries) as they are from 2.14 on.
+READS_GROUPS = torch.__version__ >= "2.14"
+
+
+def cudnn_first(capability: tuple[int, int]) -> bool:
+    """Whether cuDNN's attention is tried first: on Hopper and B200 with cuDNN after 9.15.0.
+
+    Every wheel for CUDA 13 brings that, torch's usual one since 2.11; a build for the CPU has none
+    and is taken for such a wheel (check_prefer_cudnn_attention in sdp_utils.cpp).
+    """
+    return capability[0] in (9, 10) and (torch.backends.cudnn.version() or 91501) > 91500
+
+
+def _attention(capability: tuple[int, int], trace: Trace) -> Callable:
     """`scaled_dot_product_attention` with the kernel that CUDA picks, by its memory.
 
-    Flash needs 16 bits, no mask and heads up to 256; memory-efficient takes the rest, except
-    grouped heads and bf16 on a card without flash; those fall back to plain matrices
-    (aten/.../transformers/cuda/sdp_utils.cpp).
+    Where cuDNN's comes first it needs 16 bits, heads up to 128 in eights and a dropout in
+    sixteenths. Flash needs 16 bits, no mask and heads up to 256. Memory-efficient takes the rest,
+    except bf16 on a card without flash and, before torch 2.14, grouped heads; those fall back to
+    plain matrices (aten/.../transformers/cuda/sdp_utils.cpp).
     The kernels' shape functions and gradient formulas are part of every build of torch.
     """
+    flash, cudnn = capability >= (8, 0), cudnn_first(capability)
 
     def attention(
         q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
@@ -38,17 +53,20 @@ def _attention(flash: bool, trace: Trace) -> Callable:
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = attn_mask.to(dtype)
-        half = q.dtype in (torch.float16, torch.bfloat16)
-        same = q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256
         asked = torch.backends.cuda  # what `sdpa_kernel` or the caller switched off
-        fits = half and attn_mask is None and q.dim() == 4 and same
-        if flash and asked.flash_sdp_enabled() and fits:
+        half = q.dtype in (torch.float16, torch.bfloat16) and q.dim() == 4
+        widths = q.shape[-1], k.shape[-1], v.shape[-1]
+        by_cudnn = cudnn and half and all(n <= 128 and n % 8 == 0 for n in widths)
+        by_cudnn = by_cudnn and k.shape[-2] > 1 and dropout_p * 16 % 1 == 0
+        by_cudnn = by_cudnn and asked.cudnn_sdp_enabled()
+        fits = half and attn_mask is None and len(set(widths)) == 1 and widths[0] <= 256
+        if flash and asked.flash_sdp_enabled() and fits and not by_cudnn:
             kernel = aten._scaled_dot_product_flash_attention
             return kernel(q, k, v, dropout_p, is_causal, scale=scale)[0]
-        grouped = enable_gqa and q.shape[-3] != k.shape[-3]
+        grouped = enable_gqa and q.shape[-3] != k.shape[-3] and not READS_GROUPS
         old = not (flash or trace.fp16) and q.dtype == torch.bfloat16
         plain = grouped or old or q.dim() != 4 or q.dtype == torch.float64
-        if plain or not asked.mem_efficient_sdp_enabled():
+        if not by_cudnn and (plain or not asked.mem_efficient_sdp_enabled()):
             kernel = aten._scaled_dot_product_attention_math
             options = {"scale": scale, "enable_gqa": enable_gqa}
             return kernel(q, k, v, attn_mask, dropout_p, is_causal, **options)[0]
@@ -58,6 +76,8 @@ def _attention(flash: bool, trace: Trace) -> Callable:
                 attn_mask = zeros.masked_fill_(~attn_mask, -math.inf)
             attn_mask = attn_mask.expand(*q.shape[:3], k.shape[2])
         kernel = aten._scaled_dot_product_efficient_attention
+        if by_cudnn:
+            kernel = aten._scaled_dot_product_cudnn_attention
         return kernel(q, k, v, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
     return attention
@@ -131,7 +151,7 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
             trace.fp16, mixed_precision = True, "bf16"
         prepare(self, mixed_precision, *args, **options)
 
-    attention = _attention(capability >= (8, 0), trace)
+    attention = _attention(capability, trace)
     # Optimizers update all parameters at once (foreach) by default on CUDA, never on a CPU.
     optimizers._foreach_supported_types.append(FakeTensor)
     try:

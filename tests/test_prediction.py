@@ -282,7 +282,7 @@ class Spy(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def kernel(card, dtype, mask=False, heads=4, width=64, values=None):
+def kernel(card, dtype, mask=False, heads=4, width=64, values=None, dropout=0.0):
     """The attention kernel that a prediction for `card` runs, by the name of its operation."""
     spy = Spy()
 
@@ -291,7 +291,7 @@ def kernel(card, dtype, mask=False, heads=4, width=64, values=None):
         bias = torch.ones(2, 1, 32, 32, dtype=torch.bool) if mask else None
         with spy:
             v = k[..., :values]
-            F.scaled_dot_product_attention(q, k, v, bias, enable_gqa=heads != 4)
+            F.scaled_dot_product_attention(q, k, v, bias, dropout, enable_gqa=heads != 4)
 
     predict(attend, gpu=card)
     fused = {name for name in spy.seen if name.startswith("_scaled_dot_product")}
@@ -308,19 +308,50 @@ def kernel(card, dtype, mask=False, heads=4, width=64, values=None):
         ("A100-80GB", {"dtype": torch.bfloat16, "mask": True}, "efficient_attention"),
         ("A100-80GB", {"dtype": torch.bfloat16, "width": 264}, "efficient_attention"),
         ("A100-80GB", {"dtype": torch.bfloat16, "heads": 2}, "flash_attention"),
-        ("A100-80GB", {"dtype": torch.float32, "heads": 2}, "plain"),
         ("T4", {"dtype": torch.float16}, "efficient_attention"),
         ("T4", {"dtype": torch.bfloat16}, "plain"),
         ("A100-80GB", {"dtype": torch.bfloat16, "values": 48}, "efficient_attention"),
         ("A100-80GB", {"dtype": torch.float64}, "plain"),
-        ("T4", {"dtype": torch.float16, "heads": 2}, "plain"),
+        ("H100", {"dtype": torch.float16}, "cudnn_attention"),
+        ("H100", {"dtype": torch.bfloat16, "mask": True}, "cudnn_attention"),
+        ("H100", {"dtype": torch.bfloat16, "heads": 2}, "cudnn_attention"),
+        ("H100", {"dtype": torch.float32}, "efficient_attention"),
+        ("H100", {"dtype": torch.bfloat16, "width": 256}, "flash_attention"),
+        ("H100", {"dtype": torch.bfloat16, "dropout": 0.1}, "flash_attention"),
+        ("H100", {"dtype": torch.bfloat16, "dropout": 0.125}, "cudnn_attention"),
+        ("B200", {"dtype": torch.bfloat16}, "cudnn_attention"),
+        ("RTX 5090", {"dtype": torch.bfloat16}, "flash_attention"),
     ],
 )
 def test_attention_takes_the_kernel_of_the_card(card, options, expected):
     assert kernel(card, **options) == expected
 
 
-def test_grouped_heads_in_fp32_need_the_whole_matrix(llama):
+@pytest.mark.parametrize("card, dtype", [("A100-80GB", torch.float32), ("T4", torch.float16)])
+@pytest.mark.parametrize("reads, expected", [(False, "plain"), (True, "efficient_attention")])
+def test_grouped_heads_by_version(card, dtype, reads, expected, monkeypatch):
+    assert choices.READS_GROUPS == (torch.__version__ >= "2.14")  # plain matrices up to 2.13
+    monkeypatch.setattr(choices, "READS_GROUPS", reads)
+    assert kernel(card, dtype, heads=2) == expected
+
+
+@pytest.mark.parametrize("cudnn, first", [(None, True), (91002, False), (91900, True)])
+def test_cudnns_attention_by_its_version(cudnn, first, monkeypatch):
+    # torch 2.11 for CUDA 12.8 brings cuDNN 9.10, its wheel for CUDA 13 brings 9.19.
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
+    expected = "cudnn_attention" if first else "flash_attention"
+    assert kernel("H100", torch.bfloat16) == expected
+    assert kernel("A100-80GB", torch.bfloat16) == "flash_attention"
+
+
+def test_cudnns_attention_keeps_what_flash_keeps(llama, monkeypatch):
+    first = on("H100", llama, bf16=True).peak_by_category["activations"]
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    assert on("H100", llama, bf16=True).peak_by_category["activations"] == first
+
+
+def test_grouped_heads_in_fp32_need_the_whole_matrix(llama, monkeypatch):
+    monkeypatch.setattr(choices, "READS_GROUPS", False)
     grouped = transformers.LlamaConfig(**llama.config.to_dict() | {"num_key_value_heads": 2})
     dense = on("A100-80GB", llama).peak_by_category["activations"]
     # One matrix [batch, heads, length, length] at least, although keys and values are fewer.

@@ -1,12 +1,13 @@
 """Pictures with alternative text, and a helper's real source in the lesson."""
 
+import html
 import inspect
 import io
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from IPython.display import Image, Markdown, display
+from IPython.display import HTML, Image, Markdown, display
 
 from .hardware import GIB
 from .runs import CATEGORIES
@@ -25,11 +26,17 @@ plt.rcParams.update(STYLE | {"axes.prop_cycle": LINES})
 
 
 def figure(fig, alt: str) -> None:
-    """Show a matplotlib figure as a PNG; `alt` states its finding for those who cannot see it."""
+    """Show a matplotlib figure as a PNG; `alt` states its finding for those who cannot see it.
+
+    Web pages read it from the metadata. JupyterLab gives a picture no alternative text at all
+    (renderImage in its rendermime/src/renderers.ts), so the words also follow, folded.
+    """
     buffer = io.BytesIO()
     fig.savefig(buffer, format="png", dpi=110)
     plt.close(fig)
-    display(Image(buffer.getvalue(), alt=alt), metadata={"image/png": {"alt": alt}})
+    # Not Image(alt=...): Colab's IPython 7.34 does not know it.
+    display(Image(buffer.getvalue()), metadata={"image/png": {"alt": alt}})
+    display(HTML(f"<details><summary>In words</summary>{html.escape(alt)}</details>"))
 
 
 def source(obj) -> None:

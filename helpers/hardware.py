@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.metadata
+import os
 import platform
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,9 +11,15 @@ from pathlib import Path
 
 import pandas as pd
 import psutil
+import pynvml
 import torch
 
 GIB = 2**30
+# On several cards the Trainer would copy the model to each (DataParallel), while memory is read on
+# one. CUDA looks at this variable when it starts; torchrun gives each process a card of its own.
+if "LOCAL_RANK" not in os.environ and not torch.cuda.is_initialized():
+    first_card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    os.environ["CUDA_VISIBLE_DEVICES"] = first_card
 # Lowest compute capability with hardware for each feature (CUDA C++ Programming Guide, "Compute
 # Capabilities"). A T4 (7.5) computes bf16 by emulation, which is slow: that is not support.
 FEATURES = dict(fp16=(7, 0), bf16=(8, 0), tf32=(8, 0), fp8=(8, 9), flash_attention=(8, 0))
@@ -137,11 +144,13 @@ class Hardware:
     capability: tuple[int, int] | None
     features: tuple[str, ...]
     versions: dict[str, str]
+    cards: int = 1  # in the machine; the course uses the first
 
     def __str__(self) -> str:
         dotted = ".".join(map(str, self.capability or ()))
         parts = [
             f"{self.name}, {gib(self.memory)} ({gib(self.free)} free)",
+            f"the first of {self.cards} cards" if self.cards > 1 else "",
             f"compute capability {dotted}" if dotted else "",
             f"hardware for {', '.join(self.features) or 'none of ' + ', '.join(FEATURES)}",
             *(f"{library} {self.versions[library]}" for library in ("torch", "transformers")),
@@ -152,9 +161,12 @@ class Hardware:
 def describe() -> Hardware:
     """This machine: printed it is one line, and every part of it is an attribute."""
     kind, capability, ram = device().type, None, psutil.virtual_memory()
-    name, memory, free = f"{torch.get_num_threads()} threads", ram.total, ram.available
+    name, memory, free, cards = f"{torch.get_num_threads()} threads", ram.total, ram.available, 1
     if kind == "cuda":
         name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
         free, memory = torch.cuda.mem_get_info()
+        with suppress(pynvml.NVMLError):  # counts the hidden ones too
+            pynvml.nvmlInit()
+            cards = pynvml.nvmlDeviceGetCount()
     features = tuple(feature for feature in FEATURES if supports(feature))
-    return Hardware(kind, name, memory, free, capability, features, versions())
+    return Hardware(kind, name, memory, free, capability, features, versions(), cards)

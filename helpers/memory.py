@@ -24,7 +24,8 @@ class Usage:
 
     `peak_allocated` counts tensors, `peak_reserved` what the caching allocator holds for them, and
     `used` what the driver reports for the whole card at the end of the block, CUDA context and
-    other programs included. `start` was allocated when the block began and is part of the peak.
+    other programs included, and what bitsandbytes paged: it gives that back when the process ends.
+    `start` was allocated when the block began and is part of the peak.
     """
 
     device: str

@@ -90,7 +90,7 @@ TWO_STEPS |= dict(load_best_model_at_end=False, eval_on_start=False, auto_find_b
 TWO_STEPS |= dict(lr_scheduler_type="constant", lr_scheduler_kwargs=None)
 # Nor may a prediction reach the hub, a tracker or the settings of the whole process.
 TWO_STEPS |= dict(report_to="none", push_to_hub=False, full_determinism=False, debug="")
-TWO_STEPS |= dict(tf32=False, log_level="passive")
+TWO_STEPS |= dict(tf32=None, log_level="passive")
 
 
 class _Samples(torch.utils.data.IterableDataset):

@@ -140,6 +140,7 @@ def train(
     length = {} if {"max_steps", "num_train_epochs"} & settings.keys() else {"max_steps": STEPS}
     free()
     foreign = live_bytes() if on_cpu else 0  # a CPU's memory holds other things than this run
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     trainer, watch = None, _Stopwatch()
     try:
         trainer = workload.trainer(optimizer, **settings, **length)
@@ -181,6 +182,8 @@ def train(
     finally:
         watch.close()
         del trainer, watch
+        if not on_cpu:  # the workload sets it for each run
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
         free()
     raise torch.OutOfMemoryError(message)
 

@@ -1,5 +1,7 @@
 """This machine and the cards of `data/gpus.csv`; cards that are not here are mocked."""
 
+import os
+import runpy
 import shutil
 import types
 
@@ -130,7 +132,21 @@ def test_describe_a_card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (14 * 2**30, 15 * 2**30))
     text = str(describe())
     assert text.startswith("cuda: Tesla T4, 15.00 GiB (14.00 GiB free), compute capability 7.5")
-    assert "hardware for fp16," in text
+    assert "hardware for fp16," in text and "cards" not in text
+    monkeypatch.setattr(hardware.pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(hardware.pynvml, "nvmlDeviceGetCount", lambda: 2)
+    assert ", the first of 2 cards, compute" in str(describe())
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [({}, "0"), ({"CUDA_VISIBLE_DEVICES": "3,4"}, "3"), ({"CUDA_VISIBLE_DEVICES": ""}, "")],
+)
+def test_one_card_is_visible_before_cuda_starts(before, after, monkeypatch):
+    for ranks, expected in (({}, after), ({"LOCAL_RANK": "1"}, before.get("CUDA_VISIBLE_DEVICES"))):
+        monkeypatch.setattr(os, "environ", before | ranks)
+        runpy.run_path(hardware.__file__)
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == expected
 
 
 # --------------------------------------------------------------------------------- finding the data

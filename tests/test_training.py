@@ -396,8 +396,10 @@ def test_a_function_that_returns_no_optimizer_is_named(llama):
             run(llama, optimizer=lambda model, args: None)
 
 
-def test_each_run_says_its_own_tf32(llama):
-    assert llama.trainer().args.tf32 is False  # what one run switched on would stay on
+def test_a_prediction_leaves_the_precision_of_products_alone(llama):
+    before = torch.backends.fp32_precision, torch.backends.cuda.matmul.fp32_precision
+    predict(llama, gpu="H100", tf32=True)
+    assert (torch.backends.fp32_precision, torch.backends.cuda.matmul.fp32_precision) == before
 
 
 def test_train_and_predict_take_the_same_keywords():

@@ -148,11 +148,19 @@ def test_auto_picks_tiny_on_a_cpu_and_says_so(monkeypatch):
     assert "picked" not in str(text_classification("tiny"))
 
 
-@pytest.mark.parametrize("free, name", [(80, "tinyllama-1.1b"), (4, "tiny Llama")])
-def test_auto_picks_by_the_free_memory_of_a_card(free, name, monkeypatch):
-    found = hardware.Hardware("cuda", "a card", 80 * 2**30, free * 2**30, (8, 0), (), {})
+@pytest.mark.parametrize(
+    "build, free, name",
+    [
+        (language_modelling, 80, "tinyllama-1.1b"),
+        (language_modelling, 4, "tiny Llama"),
+        (text_classification, 14.5, "bert-large-uncased"),  # a T4
+        (text_classification, 11.5, "tiny BERT"),  # 12 GB with a desktop
+    ],
+)
+def test_auto_picks_by_the_free_memory_of_a_card(build, free, name, monkeypatch):
+    found = hardware.Hardware("cuda", "a card", 80 * 2**30, int(free * 2**30), (8, 0), (), {})
     monkeypatch.setattr(workloads, "describe", lambda: found)
-    workload = language_modelling()
+    workload = build()
     assert workload.name == name and "picked for cuda" in workload.note
 
 

@@ -2,9 +2,11 @@
 # make test     run every test and every notebook
 # make gpu      measure everything on this machine's GPU (DEVICE=cpu proves the kit without one)
 # make colab    run four lessons as Colab does, in an environment of its versions
+# make pretend  run the lessons' GPU branches as on a T4 and an H100, without one (CARD=T4 does one)
 # LESSONS="01 02" does a part. PYTHON=python uses an environment of your own.
 LESSONS ?=
 SECTIONS ?=
+CARD ?=
 DEVICE ?= cuda
 SYSTEM_PYTHON ?= python3
 COLAB_PYTHON ?= python3.13
@@ -16,7 +18,7 @@ PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/installed
 endif
 
-.PHONY: install run lab test colab outputs gpu format benchmark
+.PHONY: install run lab test colab pretend outputs gpu format benchmark
 
 install: $(ENVIRONMENT)
 
@@ -41,6 +43,9 @@ lab: $(ENVIRONMENT)
 
 test: $(ENVIRONMENT)
 	$(PYTHON) -m pytest $(if $(LESSONS),-k "$(subst $(space), or ,$(strip $(LESSONS:%=%_)))")
+
+pretend: $(ENVIRONMENT)
+	$(PYTHON) tests/pretend.py --card "$(CARD)" --lessons "$(LESSONS)"
 
 # Its first cell installs into the environment, so each start puts Colab's versions back.
 colab:

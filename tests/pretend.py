@@ -1,7 +1,7 @@
 """Run the lessons as on a card that is not there (see `pretend_card`).
 
-    python tests/pretend.py                              all lessons and solutions, on both cards
-    python tests/pretend.py --card T4 --lessons "02 05"  a part
+    python tests/pretend.py                              lessons, solutions, the kit, on both cards
+    python tests/pretend.py --card T4 --lessons "02 05"  a part ("kit" is tools/gpu_kit.py)
 
 Every code cell must run, and every checked one must print what is stored, but for the cells listed
 in `pretend.toml` with the reason. A listed cell that does run, or does print what is stored, is an
@@ -18,19 +18,23 @@ import time
 import tomllib
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "pretend.toml"
+KIT = ROOT / "tools" / "gpu_kit.py"
 CARDS = ("T4", "H100")
 MARK = "NBVAL_CHECK_OUTPUT"
 
 
 def notebooks(lessons: str = "") -> list[Path]:
+    """The notebooks named in a text like "02 05", and the kit; all of them if it is empty."""
     wanted = lessons.split()
     found = sorted(ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))
     found += sorted(ROOT.glob("notebooks/solutions/[0-9][0-9]_*.ipynb"))
-    return [path for path in found if not wanted or path.name[:2] in wanted]
+    found = [path for path in found if not wanted or path.name[:2] in wanted]
+    return found + ([KIT] if not wanted or "kit" in wanted else [])
 
 
 def title(path: Path) -> str:
@@ -116,6 +120,36 @@ def run_notebook(path: Path, card: str, free: float) -> list[dict]:
         return run_cells(cells)
 
 
+def run_kit(card: str, free: float) -> list[dict]:
+    """Every job of the kit with the tiny models, a few steps each; a result for each row."""
+    import csv
+    import tempfile
+    from contextlib import redirect_stdout
+    from dataclasses import replace
+
+    import torch
+
+    import gpu_kit
+    from pretend_card import pretended
+
+    torch.set_num_threads(1)
+    tiny = {"model": "tiny", "length": None, "steps": 3}
+    for name, jobs in gpu_kit.SECTIONS.items():
+        gpu_kit.SECTIONS[name] = lambda jobs=jobs: (replace(job, **tiny) for job in jobs())
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+        with pretended(card, free):
+            gpu_kit.main([*gpu_kit.SECTIONS, "--output", folder])
+        rows = []
+        for path in Path(folder).glob("*.csv"):
+            with path.open(newline="") as file:
+                rows += list(csv.DictReader(file))
+    done = []
+    for row in rows:
+        bad = {"error": row["outcome"], "where": []} if row["outcome"] != "measured" else {}
+        done.append({"id": f"{row['section']}: {row['run']}"} | bad)
+    return done
+
+
 # ------------------------------------------------------------------------------ all, and the judge
 def judge(results: list[dict], known: dict[str, dict]) -> list[str]:
     """The sentences of what is wrong: cells that fail, and listed cells that do not."""
@@ -167,7 +201,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
-        results = run_notebook(options.one.resolve(), options.card, options.free)
+        run = run_kit if options.one == KIT else partial(run_notebook, options.one.resolve())
+        results = run(options.card, options.free)
         print("\n" + json.dumps(results), flush=True)
         os._exit(0)  # no clean-up of a card that is not there
     failed = 0

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import pynvml
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
@@ -289,6 +290,9 @@ class Pretend(TorchFunctionMode):
         kwargs = kwargs or {}
         if not Pretend.on or func in (torch.device, torch._C._nn._parse_to):
             return func(*args, **kwargs)
+        if func is torch.Tensor.backward:  # hooks and recomputed layers are to be pretended too
+            with self:
+                return torch.autograd.backward(*args[:1], *backward_arguments(*args[1:], **kwargs))
         if func is F.scaled_dot_product_attention and args and self.card.holds(args[0]):
             out = fused(self.card, *args, **kwargs)
             return func(*args, **kwargs) if out is None else out
@@ -337,6 +341,11 @@ class Pretend(TorchFunctionMode):
             source = args[0] if args else kwargs.get("data")
             return bool(isinstance(source, torch.Tensor) and self.card.holds(source))
         return None
+
+
+def backward_arguments(gradient=None, retain_graph=None, create_graph=False, inputs=None):
+    """Those of `Tensor.backward`, in the order of `torch.autograd.backward`."""
+    return gradient, retain_graph, create_graph, None, inputs
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -416,7 +425,10 @@ def _patches(card: Card) -> Iterator[tuple]:
     yield cuda.random, "set_rng_state_all", nothing
     yield cuda.memory, "_record_memory_history", nothing
     yield cuda.memory, "_dump_snapshot", nothing
-    yield torch.version, "cuda", "12.8"
+    yield torch.version, "cuda", "13.0"
+    yield pynvml, "nvmlInit", nothing
+    yield pynvml, "nvmlDeviceGetCount", lambda: 1
+    yield pynvml, "nvmlSystemGetDriverVersion", lambda: "580.65.06"
     yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
 
     begin = torch.utils.data.DataLoader.__init__

@@ -2,8 +2,10 @@
 
 import csv
 import sys
+import types
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -94,6 +96,36 @@ def test_skipped_rows_are_tried_again(tmp_path):
     record.add("matrix", "b", outcome="measured")
     again = gpu_kit.Record(tmp_path / "cpu.csv", {})
     assert again.done == {("matrix", "b", "1", "1")}
+
+
+def test_a_row_in_which_the_process_died_is_not_tried_again(tmp_path, monkeypatch, capsys):
+    def die(*_):
+        raise SystemExit  # as a kill would, nothing is written
+
+    monkeypatch.setattr(gpu_kit, "measure", die)
+    with pytest.raises(SystemExit):
+        run(tmp_path, "classic", "--limit", "1")
+    monkeypatch.setattr(gpu_kit, "measure", lambda *_: {"outcome": "measured"})
+    assert run(tmp_path, "classic", "--limit", "2") == 0
+    assert run(tmp_path, "classic", "--limit", "2") == 0
+    died, other = rows(tmp_path)
+    assert died["outcome"].startswith("failed: the process died") and died["torch"]
+    assert died["run"] != other["run"] and other["outcome"] == "measured"
+    assert "--again tries it once more" in capsys.readouterr().out
+
+
+def test_a_model_that_the_machines_memory_cannot_hold_is_skipped(tmp_path, monkeypatch):
+    small = types.SimpleNamespace(available=8 * 2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: small)
+    job = gpu_kit.Job("3b", "llama-3.2-3b", {}, "language_modelling", 4096)
+    outcome = gpu_kit.measure(job, on_cpu=False)["outcome"]
+    assert outcome.startswith("skipped: llama-3.2-3b is built in float32 in the machine's memory:")
+    assert "GiB, of which 8.00 GiB are free" in outcome
+
+
+def test_lessons_run_one_at_a_time_and_have_time():
+    command = gpu_kit.COMMANDS["lessons"]
+    assert "-n0" in command and "--nbval-cell-timeout=1800" in command
 
 
 def test_a_table_of_another_make_is_left_alone(tmp_path):

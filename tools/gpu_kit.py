@@ -1,12 +1,13 @@
 """Measure the course on this machine's GPU, beside its predictions, and record every row.
 
     python tools/gpu_kit.py                      all sections
-    python tools/gpu_kit.py classic matrix       some sections; each takes under 8 minutes
+    python tools/gpu_kit.py classic matrix       some sections; minutes on a large card
     python tools/gpu_kit.py --wheels FOLDER      first install wheels from a folder, without network
     python tools/gpu_kit.py --device cpu         prove the kit itself on a CPU, at tiny sizes
 
 Rows go to data/measurements/<card>.csv, one by one and always appended, so a crash loses at most
-the row under way and a second start goes on where the first one stopped (--again measures anew).
+the row under way and a second start goes on where the first one stopped (--again measures anew). A
+row in which the process itself died is recorded as such by the next start, and not tried again.
 On a CPU they go to build/measurements/cpu.csv: nothing is recorded as a GPU's that was not.
 """
 
@@ -144,7 +145,11 @@ SECTIONS: dict[str, Callable[[], Iterator[Job]]] = {
     "waterfalls": waterfalls,
 }
 COMMANDS = {
-    "lessons": ["-m", "pytest", "-q", "-p", "no:cacheprovider", "notebooks"],
+    # One notebook at a time, because they share the card; a cell may train the large model.
+    "lessons": [
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0"),
+        *("--nbval-cell-timeout=1800", "notebooks"),
+    ],
     "overhead": ["tests/benchmarks/trainer_overhead.py"],
 }
 
@@ -165,6 +170,17 @@ class Record:
                     f"{path} has other columns than this kit writes: move it away first"
                 )
             self.done = {self.key(row) for row in rows if not row["outcome"].startswith("skipped")}
+        self.under_way = path.with_suffix(".running")
+        if self.under_way.exists():
+            section, run = self.under_way.read_text(encoding="utf-8").splitlines()
+            why = "the process died, most often because the machine's memory was full"
+            self.add(section, run, outcome=f"failed: {why}")
+            self.done.add(self.key(facts | {"section": section, "run": run}))
+            print(f"{section}: {run}: {why}; --again tries it once more", flush=True)
+
+    def start(self, section: str, run: str) -> None:
+        """Remember the row under way, should nothing come after it."""
+        self.under_way.write_text(f"{section}\n{run}\n", encoding="utf-8")
 
     def key(self, row: dict) -> tuple:
         return tuple(row[name] for name in ("section", "run", "torch", "transformers"))
@@ -177,6 +193,7 @@ class Record:
             if file.tell() == 0:
                 writer.writeheader()
             writer.writerow({name: "" if v is None else v for name, v in row.items()})
+        self.under_way.unlink(missing_ok=True)
 
 
 def machine(device: str) -> dict[str, str]:
@@ -206,12 +223,17 @@ def lacking(job: Job) -> list[str]:
 
 def measure(job: Job, on_cpu: bool) -> dict:
     """Predict and run one job; out of memory is an outcome like any other."""
+    import psutil
     import torch
 
     import helpers
 
     size, length = ("tiny", None) if on_cpu else (job.model, job.length)
     workload = getattr(helpers, job.task)(size, **({"length": length} if length else {}))
+    need, room = 4 * workload.parameters(), psutil.virtual_memory().available
+    if need > 0.9 * room:
+        why = f"is built in float32 in the machine's memory: {helpers.gib(need)}, of which"
+        return {"outcome": f"skipped: {workload.name} {why} {helpers.gib(room)} are free"}
     for change in job.changes:
         workload = workload.with_model(change)
     settings = dict(job.settings)
@@ -249,6 +271,7 @@ def run_jobs(section: str, record: Record, on_cpu: bool, again: bool, limit: int
         if absent := lacking(job):
             values = {"outcome": f"skipped: {', '.join(absent)} is missing or too old here"}
         else:
+            record.start(section, job.run)
             try:
                 values = measure(job, on_cpu)
             except Exception as error:  # one bad row must not cost the others

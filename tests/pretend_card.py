@@ -290,9 +290,6 @@ class Pretend(TorchFunctionMode):
         kwargs = kwargs or {}
         if not Pretend.on or func in (torch.device, torch._C._nn._parse_to):
             return func(*args, **kwargs)
-        if func is torch.Tensor.backward:  # hooks and recomputed layers are to be pretended too
-            with self:
-                return torch.autograd.backward(*args[:1], *backward_arguments(*args[1:], **kwargs))
         if func is F.scaled_dot_product_attention and args and self.card.holds(args[0]):
             out = fused(self.card, *args, **kwargs)
             return func(*args, **kwargs) if out is None else out
@@ -341,11 +338,6 @@ class Pretend(TorchFunctionMode):
             source = args[0] if args else kwargs.get("data")
             return bool(isinstance(source, torch.Tensor) and self.card.holds(source))
         return None
-
-
-def backward_arguments(gradient=None, retain_graph=None, create_graph=False, inputs=None):
-    """Those of `Tensor.backward`, in the order of `torch.autograd.backward`."""
-    return gradient, retain_graph, create_graph, None, inputs
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -450,6 +442,24 @@ def _patches(card: Card) -> Iterator[tuple]:
         ask = getattr(torch, name)
         yield torch, name, functools.partial(_of_cpu, ask)
 
+    # A backward pass runs hooks, and with them recomputed layers, without any such mode.
+    def pretending(hook):
+        @functools.wraps(hook)
+        def run(*args):
+            if torch._C._len_torch_function_stack() or not Pretend.on:
+                return hook(*args)
+            with Pretend(card):
+                return hook(*args)
+
+        return run
+
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    keep = hooks.__init__
+    yield hooks, "__init__", lambda self, *two: keep(self, *map(pretending, two))
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        register = getattr(torch.Tensor, name)
+        yield torch.Tensor, name, functools.partialmethod(_registered, register, pretending)
+
     import fake_cuda
     from fake_cuda import simulation
     from helpers import prediction
@@ -488,6 +498,10 @@ def _patches(card: Card) -> Iterator[tuple]:
         return outside
 
     yield eval_frame._TorchDynamoContext, "__call__", call
+
+
+def _registered(tensor, register, pretending, hook):
+    return register(tensor, pretending(hook))
 
 
 def _of_cpu(ask, kind="cuda"):

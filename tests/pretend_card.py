@@ -14,6 +14,7 @@ tensors are counted only once they come out of it.
 """
 
 import functools
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -352,6 +353,53 @@ QUESTIONS = {
 }
 
 
+class Stream:
+    """A queue of work that is done at once."""
+
+    def __init__(self, *_, **__):
+        self.device, self.cuda_stream = CUDA, 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def record_event(self, event=None):
+        event = event or Event()
+        event.record()
+        return event
+
+    def synchronize(self, *_):
+        pass
+
+    wait_event = wait_stream = synchronize
+
+
+class Event:
+    """A mark in that queue."""
+
+    def __init__(self, *_, **__):
+        self.at = 0.0
+
+    def record(self, *_):
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, other) -> float:
+        return 1000 * (other.at - self.at)
+
+    def synchronize(self, *_):
+        pass
+
+    wait = synchronize
+
+
 def _patches(card: Card) -> Iterator[tuple]:
     """(owner, name, what answers there) of all that asks the driver or the allocator."""
     capability, nothing = card.facts.capability, lambda *_, **__: None
@@ -376,15 +424,17 @@ def _patches(card: Card) -> Iterator[tuple]:
         synchronize=nothing,
         empty_cache=card.empty_cache,
         reset_peak_memory_stats=card.reset_peak,
-        current_stream=lambda *_: SimpleNamespace(
-            is_capturing=lambda: False, synchronize=nothing, wait_stream=nothing
-        ),
+        current_stream=lambda *_: Stream(),
     )
     for name, answer in both.items():
         yield cuda, name, answer
         yield accelerator, name, answer
     for module in (cuda, cuda.memory, accelerator, accelerator.memory):
         yield module, "memory_stats", card.stats
+    for name, answer in dict(Stream=Stream, Event=Event, stream=lambda stream: stream).items():
+        yield cuda, name, answer
+    yield cuda, "default_stream", lambda *_: Stream()
+    yield torch.Tensor, "record_stream", nothing
     yield accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
     yield accelerator, "current_device_index", lambda: 0
     yield accelerator, "set_device_index", nothing

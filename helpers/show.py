@@ -63,13 +63,16 @@ def bars(rows: dict[str, dict[str, float]], alt: str, title: str = "", limit=Non
     figure(ax.figure, alt)
 
 
-def timeline(prediction, alt: str, title: str = "") -> None:
-    """One step of a prediction: bytes by category while operation follows operation."""
+def timeline(prediction, alt: str, title: str = "", top: float | None = None) -> None:
+    """One step of a prediction: bytes by category while operation follows operation.
+
+    `top` bytes make the axis as high as that of another picture.
+    """
     fig, ax = plt.subplots(figsize=(7, 3.6))
     data = prediction.timeline / GIB
     look = {"colors": COLOURS.values(), "hatch": list(HATCHES.values()), "linewidth": 0}
     ax.stackplot(np.arange(len(data)), data.T, labels=CATEGORIES, edgecolor="white", **look)
-    top = data.sum(axis=1).max()
+    top = data.sum(axis=1).max() if top is None else top / GIB
     for at, phase in prediction.phases:
         ax.axvline(at, color="black", linewidth=0.8)
         side = "right" if at > 0.8 * len(data) else "left"  # the last label must not leave the axes

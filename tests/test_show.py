@@ -79,6 +79,16 @@ def test_a_timeline_draws_each_category_and_names_the_phases(shown):
     assert ax.get_ylim()[1] > bytes_now.sum(axis=1).max() / GIB
 
 
+def test_two_timelines_can_have_one_height(shown):
+    phases = [(0, "forward")]
+    for peak in (10, 40):
+        bytes_now = np.full((4, 5), peak // 5) * GIB
+        step = types.SimpleNamespace(timeline=bytes_now, phases=phases)
+        show.timeline(step, "One is higher.", top=40 * GIB)
+    low, high = (figure.axes[0].get_ylim() for figure in shown.figures)
+    assert low == high and 40 < high[1] < 50
+
+
 def test_a_source_is_shown_as_it_is(shown):
     show.source(gib)
     assert inspect.getsource(gib).rstrip() in shown.displayed[0][0].data

@@ -1,6 +1,7 @@
-"""Lesson 03: memory against batch size, for BERT-large on a T4 and TinyLlama on an A100."""
+"""Lesson 03: memory against batch size: BERT-large on a T4, TinyLlama on an A100 and a 4090."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from helpers import language_modelling, predict, text_classification
 
@@ -24,4 +25,13 @@ def batch_size() -> Iterator[tuple]:
             yield f"batch {size}", variant, run
 
 
-SETS = (batch_size,)
+def desk() -> Iterator[tuple]:
+    """What exercise 3.1 asks for, on a card that stands on a desk."""
+    llama = language_modelling("tinyllama-1.1b", length=1024)
+    for size in range(1, 6):
+        settings = {"per_device_train_batch_size": size, "bf16": True}
+        run = partial(predict, llama, gpu="RTX 4090", **settings)
+        yield f"batch {size}", "TinyLlama, 1,024 tokens", run
+
+
+SETS = (batch_size, desk)

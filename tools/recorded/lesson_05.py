@@ -61,4 +61,13 @@ def checkpointing() -> Iterator[tuple]:
         yield "Llama-3.1-8B with LoRA, 2048 tokens", variant, run
 
 
-SETS = (checkpointing,)
+def layers() -> Iterator[tuple]:
+    """What exercise 5.1 asks for: BERT-large with a batch of 13."""
+    bert = text_classification("large")
+    for n in range(1, 7):
+        every = EVERY | {"activation_checkpointing_kwargs": {"every_n_layers": n}}
+        run = partial(predict, bert, gpu="RTX 3060", per_device_train_batch_size=13, **every)
+        yield f"every {n}", "BERT-large, batch 13", run
+
+
+SETS = (checkpointing, layers)

@@ -1,4 +1,4 @@
-"""Lesson 07: a step of two models on a T4, one sample of 512 tokens, under each optimizer."""
+"""Lesson 07: a step on a T4, samples of 512 tokens, under each optimizer and by batch size."""
 
 import itertools
 from collections.abc import Iterator
@@ -27,4 +27,15 @@ def optimizers() -> Iterator[tuple]:
         yield model, name, run
 
 
-SETS = (optimizers,)
+def foreach() -> Iterator[tuple]:
+    """From which batch on the temporaries of foreach hide below the activations: exercise 7.1."""
+    workload = text_classification("bert-large-uncased", length=512)
+    for batch, name in itertools.product((1, 2, 4, 8, 16), ("adamw_torch_fused", "adamw_torch")):
+
+        def run(batch=batch, name=name):
+            return predict(workload, gpu="T4", per_device_train_batch_size=batch, optim=name)
+
+        yield f"batch {batch}", name, run
+
+
+SETS = (optimizers, foreach)

@@ -33,6 +33,7 @@ def quantized(kind: type, **options) -> Callable:
 
 
 FOUR = {"quant_type": "nf4", "compute_dtype": torch.bfloat16}
+# Without the threshold for outliers: how many there are depends on values, which fakes do not have.
 INT8 = quantized(bnb.nn.Linear8bitLt, has_fp16_weights=False)
 NF4 = quantized(bnb.nn.Linear4bit, **FOUR, compress_statistics=False)
 NF4_TWICE = quantized(bnb.nn.Linear4bit, **FOUR)
@@ -101,6 +102,14 @@ def quantized_lengths() -> Iterator[tuple]:
         yield "llama-3.1-8b", length, run
 
 
+def quantized_longest() -> Iterator[tuple]:
+    """How long a text a small card holds (exercise 13.2)."""
+    for length in (1024, 2048, 4096, 8192, 16384, 32768, 65536):
+        workload = adapted(language_modelling("llama-3.2-1b", length=length), NF4_TWICE)
+        run = partial(predict, workload, gpu="RTX 3060", bf16=True, **PAGED)
+        yield "llama-3.2-1b", length, run
+
+
 def adapted_in_16_bits(base: Callable, **options) -> Callable:
     """LoRA as LitGPT does it: adapters in bfloat16 as well."""
 
@@ -141,4 +150,4 @@ def quantized_cards() -> Iterator[tuple]:
         yield name, variant, run
 
 
-SETS = (quantized_steps, quantized_lengths, quantized_published, quantized_cards)
+SETS = (quantized_steps, quantized_lengths, quantized_longest, quantized_published, quantized_cards)

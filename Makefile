@@ -51,6 +51,7 @@ colab:
 # Recorded predictions first, because the lessons read them. A part refreshes notebooks only.
 outputs: $(ENVIRONMENT)
 	$(if $(LESSONS),,$(PYTHON) tools/record_predictions.py)
+	$(PYTHON) tools/scoreboard.py
 	$(PYTHON) tools/refresh_outputs.py --lessons "$(LESSONS)"
 	$(PYTHON) tools/address.py
 

@@ -1,6 +1,7 @@
 """The tables and model configurations under `data/`."""
 
 import json
+from itertools import zip_longest
 from pathlib import Path
 
 import nbformat
@@ -17,6 +18,7 @@ from transformers import (
 
 import gpu_kit
 import readme_picture
+import scoreboard
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "data"
@@ -190,9 +192,15 @@ def scoreboard_problems(board: pd.DataFrame) -> list[str]:
         if not row["judged"] or not (row["predicted"] or row["predicted_with"]):
             found.append(f"{name}: nothing judged or predicted")
         for kind, names in known.items():
-            pair = {row[f"{kind}_with"], row[f"{kind}_without"]}
-            if pair != {""} and (len(pair) < 2 or not pair <= names):
+            one, two = (row[f"{kind}_{end}"].split(" ; ") for end in ("with", "without"))
+            pairs_of_runs = [set(pair) for pair in zip_longest(one, two, fillvalue="")]
+            if pairs_of_runs != [{""}] and not all(
+                len(pair) == 2 and pair <= names for pair in pairs_of_runs
+            ):
                 found.append(f"{name}: no such pair of {kind} rows")
+        counted = ("peak_allocated", "peak_reserved") if row["predicted_with"] else ("",)
+        if row["counted"] not in counted:
+            found.append(f"{name}: counted {row['counted']!r}")
     return found
 
 
@@ -315,10 +323,16 @@ def test_scoreboard():
         (put(-1, "predicted_with", ""), "memory, PEFT: no such pair of predicted rows"),
         (put(0, "published_with", "no / row"), "speed, batch size: no such pair of published rows"),
         (put(0, "own_without", ""), "speed, batch size: no such pair of own rows"),
+        (put(-1, "counted", "used"), "memory, PEFT: counted 'used'"),
     ],
 )
 def test_a_planted_defect_in_the_scoreboard_is_caught(defect, message):
     assert message in scoreboard_problems(defect(read("scoreboard.csv")))
+
+
+def test_the_board_is_what_the_tool_makes_of_the_rows():
+    made = scoreboard.board(DATA).fillna("")
+    assert made.equals(read("board.csv")), "run tools/scoreboard.py"
 
 
 def test_every_configuration_has_a_published_count():

@@ -1,129 +1,97 @@
 """Two models made smaller one technique at a time: what lesson 16 teaches, for recording.
 
-Lesson 16 writes the same classes and functions in its cells; here they serve the recorded
-predictions and the GPU kit.
+The classes and functions are those of the lesson's cells, read from the notebook: what is recorded
+and what the GPU kit measures is what is taught.
 """
 
-import math
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 
 import bitsandbytes as bnb
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-CHUNKS = 32  # of the tokens of a micro-batch, in the loss
-
-
-class InBackward(torch.optim.Optimizer):
-    """Updates each parameter as soon as its gradient is there, and drops the gradient.
-
-    `make` builds an optimizer for one parameter. Each gradient is clipped by its own share of
-    `clip`, since nothing may need all of them at once: no accumulation, no clipping by the common
-    norm, no scaler of fp16.
-    """
-
-    def __init__(self, parameters, lr: float, make: Callable, clip: float = 1.0):
-        super().__init__(parameters, {"lr": lr})
-        trained = [p for p in self.param_groups[0]["params"] if p.requires_grad]
-        self.each = {p: make([p], lr=lr) for p in trained}
-        self.limit = clip / math.sqrt(len(trained))
-        for parameter in trained:
-            parameter.register_post_accumulate_grad_hook(self.update)
-
-    def update(self, parameter) -> None:
-        torch.nn.utils.clip_grad_norm_([parameter], self.limit)
-        own = self.each[parameter]
-        own.param_groups[0]["lr"] = self.param_groups[0]["lr"]  # the scheduler sets it here
-        own.step()
-        parameter.grad = None
-
-    def step(self, closure=None) -> None:
-        """All is done already."""
+LESSON = Path(__file__).resolve().parents[1] / "notebooks" / "16_all_together.ipynb"
+CELLS = ("in-backward", "recipe", "chunked", "lora-nf4")
 
 
-def in_backward(model, args) -> InBackward:
-    return InBackward(model.parameters(), args.learning_rate, bnb.optim.PagedAdamW8bit)
+def taught() -> SimpleNamespace:
+    """What the cells of the lesson define, by name."""
+    stored = json.loads(LESSON.read_text(encoding="utf-8"))["cells"]
+    sources = {cell["id"]: "".join(cell["source"]) for cell in stored}
+    found = {"bnb": bnb, "torch": torch, "F": F, "nn": nn}
+    found |= {"LoraConfig": LoraConfig, "get_peft_model": get_peft_model}
+    found["DEVICE"] = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+    for cell in CELLS:
+        exec(compile(sources[cell], f"<lesson 16, {cell}>", "exec"), found)
+    return SimpleNamespace(**found)
+
+
+lesson = taught()
 
 
 def bf16_weights(model):
     return model.to(torch.bfloat16)
 
 
-def chunked_loss(model):
-    """A decoder whose loss never holds the logits of more than one chunk of the tokens."""
-
-    def part(hidden, targets):
-        logits = F.linear(hidden, model.lm_head.weight).float()
-        return F.cross_entropy(logits, targets, reduction="sum")
-
-    def forward(input_ids, labels, attention_mask=None, num_items_in_batch=None):
-        hidden = model.model(input_ids, attention_mask=attention_mask)[0][:, :-1].flatten(0, 1)
-        targets = labels[:, 1:].flatten()
-        pieces = zip(hidden.chunk(CHUNKS), targets.chunk(CHUNKS), strict=True)
-        total = sum(checkpoint(part, h, t, use_reentrant=False) for h, t in pieces)
-        return {"loss": total / (num_items_in_batch or targets.numel())}
-
-    model.forward = forward
-    return model
+def adamw_8bit(model, args):
+    return bnb.optim.AdamW8bit(model.parameters(), lr=args.learning_rate)
 
 
-def nf4(model):
-    """All linear layers but the output layer in 4 bits."""
-    for name, old in list(model.named_modules()):
-        if type(old) is nn.Linear and name != "lm_head":
-            shape = old.in_features, old.out_features, old.bias is not None
-            new = bnb.nn.Linear4bit(*shape, compute_dtype=torch.bfloat16)
-            options = {"requires_grad": False, "quant_type": "nf4", "module": new}
-            new.weight = bnb.nn.Params4bit(old.weight.data, **options)
-            new.bias = old.bias
-            device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-            model.set_submodule(name, new.to(device))
-    return model
+def inside_8bit(model, args):
+    return lesson.in_backward(model, args, bnb.optim.AdamW8bit)
 
 
-def lora(model):
-    config = LoraConfig(r=8, target_modules="all-linear")
-    return get_peft_model(model, config, autocast_adapter_dtype=False)
+def inside_8bit_paged(model, args):
+    return lesson.in_backward(model, args, bnb.optim.PagedAdamW8bit)
 
 
 @dataclass
 class Step:
-    """One bar of a waterfall. `changes` are functions of the model, `optimizer` as in `train`."""
+    """One bar of a waterfall. `changes` are functions of the model, `optimizer` as in `train`.
+
+    `card` is predicted for where it is not the waterfall's own.
+    """
 
     name: str
     settings: dict
     changes: tuple[Callable, ...] = ()
     optimizer: Callable | None = None
+    card: str | None = None
 
 
-ONE = {"per_device_train_batch_size": 4}
+FOUR = {"per_device_train_batch_size": 4}
 TWO = {"per_device_train_batch_size": 2}
 SAVED = {"activation_checkpointing": True}
 OFFLOADED = SAVED | {"activation_checkpointing_kwargs": {"offload": True}}
-PAGED = {"optim": "paged_adamw_8bit"}
 OWN_CLIPPING = {"max_grad_norm": 0}
-SMALL = (bf16_weights, chunked_loss)
+LAST = FOUR | SAVED | OWN_CLIPPING
+SMALL = (bf16_weights, lesson.chunked_loss)
+QLORA = (bf16_weights, lesson.nf4, lesson.chunked_loss, lesson.lora)
 
 CLASSIC = (  # bert-large-uncased, 512 tokens, weights in float32
-    Step("plain", ONE),
-    Step("+ checkpointing", ONE | SAVED),
-    Step("+ paged 8-bit AdamW", ONE | SAVED | PAGED),
-    Step("+ update inside backward", ONE | SAVED | OWN_CLIPPING, (), in_backward),
-    Step("+ bf16", ONE | SAVED | OWN_CLIPPING | {"bf16": True}, (), in_backward),
-    Step("+ offloading", ONE | OFFLOADED | OWN_CLIPPING | {"bf16": True}, (), in_backward),
+    Step("plain", FOUR),
+    Step("+ checkpointing", FOUR | SAVED),
+    Step("+ Adafactor", FOUR | SAVED | {"optim": "adafactor"}),
+    Step("+ update inside backward", LAST, (), lesson.in_backward),
+    Step("8-bit AdamW instead", LAST, (), inside_8bit),
+    Step("8-bit AdamW, pages away", LAST, (), inside_8bit_paged),
+    Step("+ bf16", LAST | {"bf16": True}, (), lesson.in_backward, "L4"),
+    Step("+ offloading", LAST | OFFLOADED | {"bf16": True}, (), lesson.in_backward, "L4"),
 )
 DECODER = (  # llama-3.2-3b, 4,096 tokens
     Step("mixed precision", TWO | {"bf16": True}),
     Step("weights in bf16", TWO, (bf16_weights,)),
     Step("+ loss in chunks", TWO, SMALL),
     Step("+ checkpointing", TWO | SAVED, SMALL),
-    Step("+ paged 8-bit AdamW", TWO | SAVED | PAGED, SMALL),
-    Step("+ update inside backward", TWO | SAVED | OWN_CLIPPING, SMALL, in_backward),
-    Step("LoRA", TWO | SAVED, (*SMALL, lora)),
-    Step("QLoRA", TWO | SAVED, (bf16_weights, nf4, chunked_loss, lora)),
-    Step("QLoRA + offloading", TWO | OFFLOADED, (bf16_weights, nf4, chunked_loss, lora)),
+    Step("+ 8-bit AdamW", TWO | SAVED, SMALL, adamw_8bit),
+    Step("+ update inside backward", TWO | SAVED | OWN_CLIPPING, SMALL, inside_8bit),
+    Step("LoRA", TWO | SAVED, (*SMALL, lesson.lora)),
+    Step("QLoRA", TWO | SAVED, QLORA),
+    Step("QLoRA + offloading", TWO | OFFLOADED, QLORA),
 )

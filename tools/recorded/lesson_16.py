@@ -18,7 +18,8 @@ def waterfalls() -> Iterator[tuple]:
             def run(workload=workload, card=card, step=step):
                 for change in step.changes:
                     workload = workload.with_model(change)
-                return predict(workload, gpu=card, optimizer=step.optimizer, **step.settings)
+                target = step.card or card
+                return predict(workload, gpu=target, optimizer=step.optimizer, **step.settings)
 
             yield model, step.name, run
 

@@ -3,6 +3,7 @@
 import html
 import inspect
 import io
+import textwrap
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -40,12 +41,18 @@ def figure(fig, alt: str) -> None:
 
 
 def source(obj) -> None:
-    """Show the source of a helper as it is, without its docstring moved or shortened."""
-    display(Markdown(f"```python\n{inspect.getsource(obj).rstrip()}\n```"))
+    """Show the source of a helper as it is; a method's begins at the margin."""
+    text = textwrap.dedent(inspect.getsource(obj)).rstrip()
+    display(Markdown(f"```python\n{text}\n```"))
 
 
-def bars(rows: dict[str, dict[str, float]], alt: str, title: str = "", limit=None) -> None:
-    """Horizontal bars of bytes by category, one a row; a dashed line at `limit` bytes."""
+def bars(
+    rows: dict[str, dict[str, float]], alt: str, title: str = "", limit=None, end=None
+) -> None:
+    """Horizontal bars of bytes by category, one a row; a dashed line at `limit` bytes.
+
+    The axis ends at `end` bytes, if given: for pictures that take each other's place.
+    """
     table = pd.DataFrame(rows, index=CATEGORIES).T.fillna(0) / GIB
     shape = {"figsize": (7, 1.1 + 0.5 * len(rows)), "width": 0.8, "legend": False}
     ax = table.plot.barh(stacked=True, color=COLOURS, edgecolor="white", **shape)
@@ -58,6 +65,8 @@ def bars(rows: dict[str, dict[str, float]], alt: str, title: str = "", limit=Non
         ax.axvline(limit / GIB, color="black", linestyle="--", zorder=2)
     ax.margins(x=0.15)
     ax.invert_yaxis()
+    if end is not None:
+        ax.set_xlim(0, end / GIB)
     ax.set(xlabel="GiB allocated at the peak", title=title)
     ax.figure.legend(ncols=len(CATEGORIES), loc="outside lower center")
     figure(ax.figure, alt)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helpers import gib, show
+from helpers import Workload, gib, show
 from helpers.runs import CATEGORIES
 
 GIB = 2**30
@@ -69,6 +69,12 @@ def test_bars_stack_the_categories_and_name_the_total(shown):
     assert len({group[0].get_hatch() for group in ax.containers}) == len(CATEGORIES)
 
 
+def test_bars_can_share_an_axis(shown):
+    for size in (1, 5):
+        show.bars({"": {"parameters": size * GIB}}, "One bar.", end=20 * GIB)
+    assert [figure.axes[0].get_xlim() for figure in shown.figures] == [(0, 20)] * 2
+
+
 def test_a_timeline_draws_each_category_and_names_the_phases(shown):
     bytes_now = np.arange(20).reshape(4, 5) * GIB
     phases = [(0, "forward"), (1, "backward"), (3, "optimizer step")]
@@ -92,3 +98,8 @@ def test_two_timelines_can_have_one_height(shown):
 def test_a_source_is_shown_as_it_is(shown):
     show.source(gib)
     assert inspect.getsource(gib).rstrip() in shown.displayed[0][0].data
+
+
+def test_the_source_of_a_method_begins_at_the_margin(shown):
+    show.source(Workload.trainer)
+    assert "```python\ndef trainer(\n    self" in shown.displayed[0][0].data

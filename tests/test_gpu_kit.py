@@ -1,6 +1,7 @@
 """The GPU kit, run on a CPU at tiny sizes; what it records is never lost and never a GPU's."""
 
 import csv
+import json
 import sys
 import types
 from pathlib import Path
@@ -165,3 +166,14 @@ def test_there_are_enough_configurations():
     assert len(list(gpu_kit.classic())) == 18
     names = [job.run for job in gpu_kit.matrix()]
     assert len(names) >= 40 and len(set(names)) == len(names)
+
+
+def test_the_kit_and_the_solution_use_the_lessons_own_class():
+    import waterfalls  # it reads the lesson
+
+    assert waterfalls.lesson.in_backward.__code__.co_filename == "<lesson 16, recipe>"
+    folder, cells = waterfalls.LESSON.parent, []
+    for path in (waterfalls.LESSON, folder / "solutions" / waterfalls.LESSON.name):
+        stored = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        cells += [cell["source"] for cell in stored if cell["id"] == "in-backward"]
+    assert cells[0] == cells[1]

@@ -96,7 +96,12 @@ def test_allocated_and_reserved_bytes(t4):
         torch.zeros(2**20)  # on the CPU
     assert usage.peak_allocated - usage.start == 4 * 2**20 and small.is_cuda
     assert usage.peak_reserved == 20 * 2**20 + 2 * 2**20
-    assert torch.cuda.memory_allocated() == usage.start + 512
+    large = torch.zeros(2**20, device=device())
+    with measure() as usage:  # a copy on the CPU was never on the card
+        assert not large.cpu().is_cuda and not large.to("cpu", copy=True).is_cuda
+    assert usage.peak_allocated == usage.start
+    del large
+    assert torch.cuda.memory_allocated() == 512
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() == 2 * 2**20
     assert t4.calls == ["empty_cache"]

@@ -231,6 +231,19 @@ def test_the_table_names_cells_that_exist_and_says_why():
         if row["notebook"] != "gpu_kit":
             found = json.loads(cells[row["notebook"]].read_text(encoding="utf-8"))["cells"]
             assert row["id"] in {one["id"] for one in found}
+    for row in pretend.tomllib.loads(pretend.TABLE.read_text()).get("smaller", []):
+        found = json.loads(cells[row["notebook"]].read_text(encoding="utf-8"))["cells"]
+        pretend.smaller(found, row["notebook"])
+
+
+def test_sizes_of_a_card_are_made_smaller(tmp_path):
+    table = tmp_path / "table.toml"
+    row = {"notebook": "x", "id": "fine", "find": "1 + 1", "put": "1"}
+    table.write_text("[[smaller]]\n" + "\n".join(f"{k} = {v!r}" for k, v in row.items()))
+    assert pretend.smaller(CELLS, "x", table)[1]["source"].endswith("print(1)")
+    assert pretend.smaller(CELLS, "y", table)[1]["source"] == CELLS[1]["source"]
+    with pytest.raises(ValueError, match="'1 . 1' is not in the cell fine"):
+        pretend.smaller(pretend.smaller(CELLS, "x", table), "x", table)
 
 
 def test_the_command_says_how_many_failed(monkeypatch, capsys):

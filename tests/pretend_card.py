@@ -305,6 +305,13 @@ class Pretend(TorchFunctionMode):
                 "tensor to host memory first."
             )
         wanted = self.asked(name, first, args, kwargs)
+        if wanted is False and first is not None and self.card.holds(first):
+            with self.card.kernel():  # the copy was never on the card
+                return self.sent(name, func, args, kwargs, first, wanted)
+        return self.sent(name, func, args, kwargs, first, wanted)
+
+    def sent(self, name: str, func, args, kwargs, first, wanted: bool | None):
+        """The result of a call, put where it is wanted."""
         if name in ("cuda", "cpu") and first is not None:
             out = first
         else:

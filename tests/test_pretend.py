@@ -96,7 +96,12 @@ def test_allocated_and_reserved_bytes(t4):
         torch.zeros(2**20)  # on the CPU
     assert usage.peak_allocated - usage.start == 4 * 2**20 and small.is_cuda
     assert usage.peak_reserved == 20 * 2**20 + 2 * 2**20
-    assert torch.cuda.memory_allocated() == usage.start + 512
+    large = torch.zeros(2**20, device=device())
+    with measure() as usage:  # a copy on the CPU was never on the card
+        assert not large.cpu().is_cuda and not large.to("cpu", copy=True).is_cuda
+    assert usage.peak_allocated == usage.start
+    del large
+    assert torch.cuda.memory_allocated() == 512
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() == 2 * 2**20
     assert t4.calls == ["empty_cache"]
@@ -226,6 +231,19 @@ def test_the_table_names_cells_that_exist_and_says_why():
         if row["notebook"] != "gpu_kit":
             found = json.loads(cells[row["notebook"]].read_text(encoding="utf-8"))["cells"]
             assert row["id"] in {one["id"] for one in found}
+    for row in pretend.tomllib.loads(pretend.TABLE.read_text()).get("smaller", []):
+        found = json.loads(cells[row["notebook"]].read_text(encoding="utf-8"))["cells"]
+        pretend.smaller(found, row["notebook"])
+
+
+def test_sizes_of_a_card_are_made_smaller(tmp_path):
+    table = tmp_path / "table.toml"
+    row = {"notebook": "x", "id": "fine", "find": "1 + 1", "put": "1"}
+    table.write_text("[[smaller]]\n" + "\n".join(f"{k} = {v!r}" for k, v in row.items()))
+    assert pretend.smaller(CELLS, "x", table)[1]["source"].endswith("print(1)")
+    assert pretend.smaller(CELLS, "y", table)[1]["source"] == CELLS[1]["source"]
+    with pytest.raises(ValueError, match="'1 . 1' is not in the cell fine"):
+        pretend.smaller(pretend.smaller(CELLS, "x", table), "x", table)
 
 
 def test_the_command_says_how_many_failed(monkeypatch, capsys):

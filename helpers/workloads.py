@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
+from numbers import Integral
 from pathlib import Path
 
 import datasets
@@ -194,7 +195,8 @@ def check_settings(settings: dict, optimizer: Callable | None, on_cpu: bool) -> 
             raise ValueError(f"{name!r} is called {RENAMED[name]!r} in today's transformers")
         if name not in known:
             raise ValueError(suggest(name, known, "keyword of TrainingArguments"))
-        if name in counts and (type(value) is not int or value < 1):
+        whole = isinstance(value, Integral) and not isinstance(value, bool)  # np.int64 is one too
+        if name in counts and not (whole and value >= 1):
             raise ValueError(f"{name}={value!r} is impossible: it is a whole number from 1 on")
         if isinstance(value, str) and type(known[name]) in (int, float, bool):
             kind = "True or False" if type(known[name]) is bool else "a number"

@@ -1,5 +1,6 @@
 """The exercises of a stored lesson, and the cells that the check of one needs."""
 
+import ast
 import symtable
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -26,6 +27,19 @@ class Names:
 
 
 def names(source: str) -> Names:
+    """Statement by statement: what an earlier one of the same cell binds is not read from above."""
+    bound, now, later = set(), set(), set()
+    for statement in ast.parse(source).body:
+        found = _names(ast.unparse(statement))
+        # A loop reads what it binds itself; an assignment reads before it binds.
+        own = set() if isinstance(statement, ast.Assign | ast.AugAssign) else found.bound
+        now |= found.now - own - bound
+        later |= found.later
+        bound |= found.bound
+    return Names(frozenset(bound), frozenset(now), frozenset(later - bound))
+
+
+def _names(source: str) -> Names:
     table = symtable.symtable(source, "cell", "exec")
     bound = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
     now = {s.get_name() for s in table.get_symbols() if s.is_referenced()}

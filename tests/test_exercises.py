@@ -71,4 +71,6 @@ def test_a_check_gets_the_cells_it_needs_and_no_others():
     assert needed(cells, "double(1)") == [3, 4, 5]
     assert needed(cells, "[slow for name in range(3)]") == [0, 1, 2]
     assert needed(cells, "class A:\n    b = path") == [0]
+    assert needed(cells, "slow = 1\nfor n in 'ab':\n    slow += n") == []
+    assert needed(cells, "n = n + 1") == [4]
     assert names("class A:\n    b = 1").bound == {"A"}

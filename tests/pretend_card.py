@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
 import pynvml
@@ -557,6 +557,11 @@ def _patches(card: Card) -> Iterator[tuple]:
     yield eval_frame._TorchDynamoContext, "__call__", call
 
 
+def _fresh(answer):
+    """A function of its own for each name: the compiler keeps a table by function."""
+    return lambda *args, **options: answer(*args, **options)
+
+
 def _registered(tensor, register, pretending, hook):
     return register(tensor, pretending(hook))
 
@@ -598,6 +603,8 @@ def pretended(name: str, free: float = 6.0) -> Iterator[Card]:
     card = Card(name, free)
     with ExitStack() as stack:
         for owner, attribute, answer in _patches(card):
+            if isinstance(owner, ModuleType) and callable(answer) and not isinstance(answer, type):
+                answer = _fresh(answer)
             stack.enter_context(patch.object(owner, attribute, answer))
         _forget()
         stack.callback(_forget)

@@ -269,8 +269,13 @@ class Follow(TorchDispatchMode):
                         f"devices, cuda:0 and cpu! (when checking arguments of {func})"
                     )
             for tensor in tensors_in(out if isinstance(out, list | tuple) else (out,)):
-                if here or self.card.holds(tensor) is None:
+                # What compiled code makes in a backward pass joins the first tensor of the card.
+                if here or (self.card.holds(tensor) is None and not backward):
                     self.card.place(tensor, here)
+            if here and func not in ACROSS:
+                for tensor, held in off:
+                    if held is None:
+                        self.card.place(tensor, True)
             if here and func is aten.bernoulli_.float:  # CUDA's dropout keeps a mask of bools
                 key = out.untyped_storage()._cdata
                 self.card.release(key)

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
 import pynvml
@@ -269,8 +269,13 @@ class Follow(TorchDispatchMode):
                         f"devices, cuda:0 and cpu! (when checking arguments of {func})"
                     )
             for tensor in tensors_in(out if isinstance(out, list | tuple) else (out,)):
-                if here or self.card.holds(tensor) is None:
+                # What compiled code makes in a backward pass joins the first tensor of the card.
+                if here or (self.card.holds(tensor) is None and not backward):
                     self.card.place(tensor, here)
+            if here and func not in ACROSS:
+                for tensor, held in off:
+                    if held is None:
+                        self.card.place(tensor, True)
             if here and func is aten.bernoulli_.float:  # CUDA's dropout keeps a mask of bools
                 key = out.untyped_storage()._cdata
                 self.card.release(key)
@@ -557,6 +562,11 @@ def _patches(card: Card) -> Iterator[tuple]:
     yield eval_frame._TorchDynamoContext, "__call__", call
 
 
+def _fresh(answer):
+    """A function of its own for each name: the compiler keeps a table by function."""
+    return lambda *args, **options: answer(*args, **options)
+
+
 def _registered(tensor, register, pretending, hook):
     return register(tensor, pretending(hook))
 
@@ -598,6 +608,8 @@ def pretended(name: str, free: float = 6.0) -> Iterator[Card]:
     card = Card(name, free)
     with ExitStack() as stack:
         for owner, attribute, answer in _patches(card):
+            if isinstance(owner, ModuleType) and callable(answer) and not isinstance(answer, type):
+                answer = _fresh(answer)
             stack.enter_context(patch.object(owner, attribute, answer))
         _forget()
         stack.callback(_forget)

@@ -131,6 +131,12 @@ def test_attention_in_one_kernel_has_the_gradients_of_the_plain_one(t4):
 SAVED = {"fp16": True, "activation_checkpointing": True}
 
 
+def test_compiled_code_is_traced_without_the_pretence(t4):
+    twice = torch.compile(lambda x: x * 2, backend="eager")
+    found = twice(torch.ones(4, device="cuda"))
+    assert found.is_cuda and found.cpu().sum() == 8
+
+
 @pytest.mark.parametrize("settings", [{}, SAVED, {"bf16": True}])
 def test_a_run_needs_what_is_predicted(card, settings):
     here = text_classification("tiny")

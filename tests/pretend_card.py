@@ -166,7 +166,13 @@ class Card:
         pairs["reserved"] = (self.allocator.reserved, self.peak_reserved)
         for name, (current, peak) in pairs.items():
             counts |= {f"{name}_bytes.all.current": current, f"{name}_bytes.all.peak": peak}
-        return counts
+        blocks = self.allocator.blocks.items()
+        split = [
+            size
+            for at, (size, _, free) in blocks
+            if free and (at in self.allocator.ends or at + size in self.allocator.blocks)
+        ]
+        return counts | {"inactive_split_bytes.all.current": sum(split)}
 
     def info(self, *_) -> tuple[int, int]:
         return self.total - self.taken - self.allocator.reserved, self.total
@@ -212,7 +218,7 @@ class Attention(torch.autograd.Function):
         return None, None, *gradients
 
 
-def fused(
+def attention(
     card: Card,
     q,
     k,
@@ -223,7 +229,12 @@ def fused(
     scale=None,
     enable_gqa=False,
 ):
-    """Attention by the kernel that the card would take, or None where those are plain matrices."""
+    """Attention by the kernel that the card would take: one, or plain matrices."""
+    if torch.is_autocast_enabled():
+        dtype = torch.get_autocast_dtype("cuda")
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.to(dtype)
     flash = card.facts.capability >= (8, 0)
     asked = torch.backends.cuda
     grouped = enable_gqa and q.shape[-3] != k.shape[-3]
@@ -232,7 +243,13 @@ def fused(
     efficient = asked.mem_efficient_sdp_enabled() and not grouped
     efficient = efficient and (flash or q.dtype != torch.bfloat16)
     if q.dim() != 4 or q.dtype == torch.float64 or not (by_flash or efficient):
-        return None
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        plain = aten._scaled_dot_product_attention_math
+        if is_causal:  # its own mask would be made beside the card
+            shape = q.shape[-2], k.shape[-2]
+            attn_mask, is_causal = torch.ones(shape, dtype=torch.bool, device=CPU).tril(), False
+            card.place(attn_mask, True)
+        return plain(q, k, v, attn_mask, dropout_p, is_causal, **options)[0]
     options = dict(dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     return Attention.apply(card, options, q, k, v, attn_mask)
 
@@ -297,8 +314,7 @@ class Pretend(TorchFunctionMode):
         if not Pretend.on or func in (torch.device, torch._C._nn._parse_to):
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention and args and self.card.holds(args[0]):
-            out = fused(self.card, *args, **kwargs)
-            return func(*args, **kwargs) if out is None else out
+            return attention(self.card, *args, **kwargs)
         if func in QUESTIONS:
             held = not isinstance(args[0], FakeTensor) and self.card.holds(args[0])
             return QUESTIONS[func] if held else func(*args, **kwargs)

@@ -131,8 +131,8 @@ def train(
     is 2 warm-up steps and 10 timed ones. `optimizer` is a function (model, args) that returns an
     optimizer. `after` is a function of the finished trainer; what it returns is `run.after`.
     Nothing of the run stays in memory. Allocated bytes are the run's own, without what was held
-    before it; reserved and used bytes are the whole process's. OutOfMemoryError says what to change; MemoryError comes
-    before a run that a CPU has no room for.
+    before it; reserved and used bytes are the whole process's. OutOfMemoryError says what to
+    change; MemoryError comes before a run that a CPU has no room for.
     """
     on_cpu = device().type == "cpu"
     check_settings(settings, optimizer, on_cpu)

@@ -85,7 +85,7 @@ class Card:
         self.allocator = Allocator()
         self.calls: list[str] = []  # what was asked of the card: "empty_cache", ...
         self.inside_a_kernel = False
-        self.workspaces: dict[bool, torch.Tensor] = {}  # of cuBLAS, which stay until they are cleared
+        self.workspaces: dict[bool, torch.Tensor] = {}  # of cuBLAS, until cleared
 
     # ------------------------------------------------------------------------------------ tensors
     def holds(self, tensor: torch.Tensor) -> bool | None:

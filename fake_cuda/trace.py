@@ -125,14 +125,15 @@ class Trace(TorchDispatchMode):
                     self.see(parameter.grad, "gradients")
 
         def after(optimizer, *_):
-            # bitsandbytes pages states of 100,000 values and more (optim/optimizer.py).
             paged = getattr(optimizer, "is_paged", False)
+            # bitsandbytes pages states of 100,000 values and more (optim/optimizer.py).
+            least = 100_000 if hasattr(optimizer, "get_state_buffer") else 0
             leaves = [leaf for state in optimizer.state.values() for leaf in tree_leaves(state)]
             # GaLore and APOLLO keep their projections in objects of their own.
             leaves += [inner for leaf in leaves for inner in getattr(leaf, "__dict__", {}).values()]
             for tensor in leaves:
-                big = paged and isinstance(tensor, torch.Tensor) and tensor.numel() >= 100_000
-                self.see(tensor, HOST if big and self.cuda else "optimizer states")
+                away = paged and isinstance(tensor, torch.Tensor) and tensor.numel() >= least
+                self.see(tensor, HOST if away and self.cuda else "optimizer states")
             if in_backward() == -1:
                 self.phase("between steps")
 

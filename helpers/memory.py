@@ -78,7 +78,7 @@ def measure() -> Iterator[Usage]:
             peak = max(peak, now)
         usage.peak_allocated = usage.start + peak
         return
-    usage.start = _accelerator("memory_allocated") or 0
+    usage.start = accelerator_bytes()
     _accelerator("reset_peak_memory_stats")
     yield usage
     torch.accelerator.synchronize()
@@ -86,6 +86,11 @@ def measure() -> Iterator[Usage]:
     usage.peak_reserved = _accelerator("max_memory_reserved")
     if kind == "cuda":
         usage.used = torch.cuda.device_memory_used()  # through NVML, as nvidia-smi
+
+
+def accelerator_bytes() -> int:
+    """Bytes allocated on the accelerator now; 0 where its allocator keeps no statistics."""
+    return _accelerator("memory_allocated") or 0
 
 
 def _accelerator(name: str) -> int | None:
@@ -100,9 +105,12 @@ def free() -> None:
     """Drop what a run leaves behind: unreachable objects, cached blocks, Accelerate's shared state.
 
     Accelerate keeps device and precision for the whole process, so the next run would inherit
-    them. What you still hold in a variable (a model, a traceback) stays: delete it first.
+    them. What you still hold in a variable (a model, a traceback) stays: delete it first. cuBLAS's
+    workspaces go too, so that every run takes its own.
     """
     gc.collect()
+    if device().type == "cuda" and hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
+        torch._C._cuda_clearCublasWorkspaces()
     if device().type != "cpu":
         torch.accelerator.empty_cache()
     forget_libraries()

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from transformers import TrainerCallback
 
 from .hardware import device, gib
-from .memory import free, live_bytes, measure
+from .memory import accelerator_bytes, free, live_bytes, measure
 from .prediction import predict
 from .runs import Run
 from .workloads import OFFLINE, Workload, check_settings
@@ -130,8 +130,9 @@ def train(
     `settings` are keywords of `TrainingArguments`; without `max_steps` or `num_train_epochs` a run
     is 2 warm-up steps and 10 timed ones. `optimizer` is a function (model, args) that returns an
     optimizer. `after` is a function of the finished trainer; what it returns is `run.after`.
-    Nothing of the run stays in memory. OutOfMemoryError says what to change; MemoryError comes
-    before a run that a CPU has no room for.
+    Nothing of the run stays in memory. Allocated bytes are the run's own, without what was held
+    before it; reserved and used bytes are the whole process's. OutOfMemoryError says what to
+    change; MemoryError comes before a run that a CPU has no room for.
     """
     on_cpu = device().type == "cpu"
     check_settings(settings, optimizer, on_cpu)
@@ -139,7 +140,7 @@ def train(
         _refuse_what_cannot_fit(workload, optimizer, settings)
     length = {} if {"max_steps", "num_train_epochs"} & settings.keys() else {"max_steps": STEPS}
     free()
-    foreign = live_bytes() if on_cpu else 0  # a CPU's memory holds other things than this run
+    foreign = live_bytes() if on_cpu else accelerator_bytes()  # what others hold is not this run's
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     trainer, watch = None, _Stopwatch()
     try:

@@ -85,7 +85,7 @@ class Card:
         self.allocator = Allocator()
         self.calls: list[str] = []  # what was asked of the card: "empty_cache", ...
         self.inside_a_kernel = False
-        self.workspaces: dict[bool, torch.Tensor] = {}  # of cuBLAS, which stay for good
+        self.workspaces: dict[bool, torch.Tensor] = {}  # of cuBLAS, until cleared
 
     # ------------------------------------------------------------------------------------ tensors
     def holds(self, tensor: torch.Tensor) -> bool | None:
@@ -156,6 +156,9 @@ class Card:
     def empty_cache(self, *_) -> None:
         self.calls.append("empty_cache")
         self.allocator.empty_cache()
+
+    def clear_workspaces(self) -> None:
+        self.workspaces.clear()
 
     def reset_peak(self, *_) -> None:
         self.peak, self.peak_reserved = self.now, self.allocator.reserved
@@ -495,6 +498,7 @@ def _patches(card: Card) -> Iterator[tuple]:
     yield cuda.random, "set_rng_state_all", nothing
     yield cuda.memory, "_record_memory_history", nothing
     yield cuda.memory, "_dump_snapshot", nothing
+    yield torch._C, "_cuda_clearCublasWorkspaces", card.clear_workspaces
     yield torch.version, "cuda", "13.0"
     yield pynvml, "nvmlInit", nothing
     yield pynvml, "nvmlDeviceGetCount", lambda: 1
@@ -626,7 +630,7 @@ def pretended(name: str, free: float = 6.0) -> Iterator[Card]:
         for owner, attribute, answer in _patches(card):
             if isinstance(owner, ModuleType) and callable(answer) and not isinstance(answer, type):
                 answer = _fresh(answer)
-            stack.enter_context(patch.object(owner, attribute, answer))
+            stack.enter_context(patch.object(owner, attribute, answer, create=owner is torch._C))
         _forget()
         stack.callback(_forget)
         stack.enter_context(Follow(card))

@@ -464,6 +464,17 @@ def test_paged_states_are_not_on_the_gpu(bert):
     assert states["paged_adamw_8bit", "cpu"] == states["adamw_bnb_8bit", "cpu"]
 
 
+def test_an_optimizer_of_your_own_keeps_small_states_away_too(bert):
+    class Away(torch.optim.SGD):
+        is_paged = True  # as the optimizer of lesson 14, and no limit as bitsandbytes'
+
+    def made(kind):
+        return lambda model, args: kind(model.parameters(), lr=0.1, momentum=0.9)
+
+    stays, leaves = (on("T4", bert, optimizer=made(k)) for k in (torch.optim.SGD, Away))
+    assert stays.by_category["optimizer states"] > leaves.by_category["optimizer states"] == 0
+
+
 def test_any_accumulation_predicts_the_same(llama):
     found = [on("T4", llama, gradient_accumulation_steps=n) for n in (2, 4, 8)]
     assert sizes(found[0]) == sizes(found[1]) == sizes(found[2])

@@ -13,7 +13,7 @@ from helpers import language_modelling, predict
 class HostAdamW(Optimizer):
     """The optimizer of the lesson: weights in 32 bits, gradients and averages on the host."""
 
-    is_paged = True  # `predict` counts the large tensors in its state as host memory
+    is_paged = True  # `predict` counts the tensors in its state as host memory
 
     def __init__(self, parameters, early: bool = False, **settings):
         super().__init__(parameters, settings)

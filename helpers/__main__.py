@@ -7,7 +7,7 @@ import sys
 
 import pandas as pd
 
-from . import workloads
+from . import hardware, report, workloads
 from .hardware import versions
 from .prediction import predict
 from .runs import load
@@ -52,24 +52,19 @@ def predict_command(options: argparse.Namespace) -> str:
 
 
 def report_command(options: argparse.Namespace) -> str:
-    """How well the predictions met what was measured, by card, section and kind of memory."""
+    """How well the predictions met what was measured, by other people and by ourselves."""
     if options.settings:
         raise ValueError(f"{options.settings[0]!r} is not an option of report")
-    rows = pd.read_csv(options.rows) if options.rows else load("measured")
-    if options.rows and "error_allocated" not in rows:
-        raise ValueError(f"{options.rows} is not a table of the kit in tools/gpu_kit.py")
-    if rows.empty:
-        return "No run of ours was measured on a GPU yet: python tools/gpu_kit.py does it."
-    errors = rows.melt(["card", "section"], ["error_allocated", "error_reserved"], "memory", "%")
-    errors["%"] = 100 * pd.to_numeric(errors["%"]).abs()
-    groups = errors.dropna().groupby(["card", "section", "memory"], sort=False)["%"]
-    table = groups.describe(percentiles=[0.5, 0.95])[["count", "50%", "95%", "max"]].round(2)
-    text = "Errors of the predictions, in %\n" + table.reset_index().to_string(index=False)
-    rest = rows[(rows["error_allocated"].abs() > 0.03) | (rows["outcome"] != "measured")]
-    if rest.empty:
-        return text
-    rest = rest[["card", "run", "outcome", "error_allocated"]].to_string(index=False)
-    return f"{text}\n\nOff by more than 3 %, or not measured\n{rest}"
+    if options.rows:
+        rows = pd.read_csv(options.rows)
+        if "error_allocated" not in rows:
+            raise ValueError(f"{options.rows} is not a table of the kit in tools/gpu_kit.py")
+        return report.on_our_cards(rows)
+    rows, picture = report.judged(), hardware.data_file().parent / "build" / "real_cards.png"
+    picture.parent.mkdir(exist_ok=True)
+    report.draw(rows).savefig(picture, dpi=160)
+    ours = report.on_our_cards(load("measured"))
+    return f"{report.on_real_cards(rows)}\n\nDrawn in build/{picture.name}\n\n{ours}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--gpu", default="here", help="a card of data/gpus.csv, cpu, or here")
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=predict_command)
-    command = commands.add_parser("report", help="compare predictions with recorded measurements")
+    command = commands.add_parser("report", help="compare predictions with measurements")
     command.add_argument("--rows", help="a table of rows instead of those in data/measurements")
     command.set_defaults(run=report_command)
     try:

@@ -23,6 +23,7 @@ ARROWS = {
     "prediction": {"hardware", "workloads", "runs"},
     "training": {"hardware", "workloads", "memory", "runs", "prediction"},
     "show": {"hardware", "runs"},
+    "report": {"hardware", "runs", "show"},
     "fit": {"hardware", "workloads", "runs", "prediction"},
 }
 

@@ -15,6 +15,8 @@ import logging
 for library in ("bitsandbytes", "torchao", "torch.utils._pytree"):
     # On import they report kernels and type registrations that no simulation needs.
     logging.getLogger(library).setLevel(logging.ERROR)
+# DeepSpeed sets its own level, and prints that it found no GPU once Accelerate has imported it.
+logging.getLogger("DeepSpeed").addFilter(lambda record: "accelerator to CPU" not in str(record.msg))
 
 from .allocator import Allocator, MiB
 from .simulation import Simulation, simulate

@@ -248,6 +248,16 @@ def no_stderr(nb: NotebookNode, path: Path) -> list[str]:
     ]
 
 
+def no_log_lines(nb: NotebookNode, path: Path) -> list[str]:
+    """Some libraries log on stdout: DeepSpeed, once it is installed."""
+    return [
+        f"{where(nb, cell)} stores a line of a library's log"
+        for cell in code(nb)
+        for output in cell.outputs
+        if re.search(r"\[(INFO|WARNING|ERROR)\]", "".join(output.get("text", "")))
+    ]
+
+
 def no_errors(nb: NotebookNode, path: Path) -> list[str]:
     return [
         f"{where(nb, cell)} stores an error; tag it raises-exception if that is its lesson"
@@ -601,6 +611,7 @@ EVERYWHERE: tuple[Rule, ...] = (
     checked_cells_are_stable,
     markers_are_exact,
     no_stderr,
+    no_log_lines,
     no_errors,
     no_widgets,
     images_have_alt_text,

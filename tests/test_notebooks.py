@@ -281,6 +281,9 @@ defect(
     r.markers_are_exact, "tag", lambda nb, path: nb.cells[C].metadata.update(tags=["nbval-skip"])
 )
 defect(r.no_stderr, "stderr", outputs(F, stream("careful\n", "stderr")))
+defect(
+    r.no_log_lines, "log", outputs(F, stream("[WARNING] Setting accelerator to CPU\n", "stdout"))
+)
 defect(r.no_errors, "error", outputs(F, error))
 defect(r.no_widgets, "widget state", lambda nb, path: nb.metadata.update(widgets={}))
 defect(r.no_widgets, "stores a widget", outputs(F, widget))

@@ -206,7 +206,7 @@ def scoreboard_problems(board: pd.DataFrame) -> list[str]:
 
 def test_the_picture_of_the_readme_shows_todays_rows():
     drawn = json.loads(Image.open(readme_picture.PICTURE).text["Description"])
-    assert drawn == readme_picture.numbers().to_dict()
+    assert drawn == readme_picture.numbers()
 
 
 def test_claims():

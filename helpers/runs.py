@@ -167,7 +167,7 @@ def load(name: str) -> pd.DataFrame:
     tables = {p.stem: p for p in [*folder.glob("*.csv"), *folder.glob("measurements/*.csv")]}
     if name == "measured":
         ours = [pd.read_csv(p) for p in sorted(folder.glob("measurements/*.csv"))]
-        ours = [table for table in ours if "card" in table]
+        ours = [table for table in ours if "outcome" in table]  # the kit's, not published ones
         return pd.concat(ours, ignore_index=True) if ours else pd.DataFrame(columns=["card"])
     if name not in tables:
         raise FileNotFoundError(suggest(name, sorted(tables), "table of recorded rows"))

@@ -58,7 +58,7 @@ def row(**changes) -> pd.DataFrame:
     ("defect", "message"),
     [
         (row().drop(columns="role"), "lacks the column role"),
-        (row(card="T5"), "did you mean 'T4'"),
+        (row(card="T5"), "'T5' is not a known GPU"),
         (row(role="good"), "row 2: the role is none of judged, calibrates, excluded"),
         (row(role="excluded", reason=None), "row 2: a row that does not judge needs a reason"),
         (row(measured="much"), "row 2: measured is not a positive number"),
@@ -76,21 +76,21 @@ def test_a_set_is_recorded_beside_its_measurement(tmp_path, monkeypatch):
     measured, path = tmp_path / "peaks.csv", tmp_path / "real_cards.csv"
     pd.concat(
         [
-            row(set="a", run="1", measured=100),
-            row(set="a", run="2", role="excluded"),
-            row(set="b", run="1", quantity="reserved", measured=50),
+            row(set="a", run="one", measured=100),
+            row(set="a", run="two", role="excluded"),
+            row(set="b", run="one", quantity="reserved", measured=50),
         ]
     ).to_csv(measured, index=False)
-    found = {"a": [("1", lambda: {"allocated": 90})], "b": [("1", lambda: {"reserved": 60})]}
+    found = {"a": [("one", lambda: {"allocated": 90})], "b": [("one", lambda: {"reserved": 60})]}
     monkeypatch.setattr(recorder, "sets", lambda: {k: lambda k=k: found[k] for k in found})
     recorder.record(["a", "b"], measured, path)
-    found["b"] = [("1", lambda: {"reserved": 55})]
+    found["b"] = [("one", lambda: {"reserved": 55})]
     recorder.record(["b"], measured, path)  # the row of the other set stays
     table = pd.read_csv(path)
     assert table["predicted"].tolist()[::2] == [90, 55] and pd.isna(table["predicted"][1])
     assert report.judged(table)["error"].round(2).tolist() == [-0.1, 0.1]
-    found["b"] = [("1", lambda: {"allocated": 55})]
-    with pytest.raises(ValueError, match="no prediction of b / 1 / reserved"):
+    found["b"] = [("one", lambda: {"allocated": 55})]
+    with pytest.raises(ValueError, match="no prediction of b / one / reserved"):
         recorder.record(["b"], measured, path)
     assert pd.read_csv(path).equals(table)  # nothing is lost by the error
 

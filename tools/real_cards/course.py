@@ -92,7 +92,7 @@ class Rotation(nn.Module):
             one = cos * x[..., :1] - sin * x[..., 1:]
             two = sin * x[..., :1] + cos * x[..., 1:]
             return torch.cat([one, two], dim=-1).flatten(-2)
-        one, two = x.unflatten(-1, (self.half, 2)).unbind(-1)
+        one, two = x.unflatten(-1, (self.half, 2)).movedim(-1, 0).unbind(0)
         if self.how == "looked up":
             at = torch.arange(length)
             cos, sin = self.table[:, at]
@@ -108,8 +108,26 @@ def softmax(x, student: Student):
     if student.rotate == "each time":  # this student takes the exponential twice
         top = torch.max(x, dim=-1, keepdim=True)[0]
         return torch.exp(x - top) / torch.sum(torch.exp(x - top), dim=-1, keepdim=True)
-    x = torch.exp(x - torch.max(x, dim=-1, keepdim=True)[0])
-    return x / torch.sum(x, dim=-1, keepdim=True)
+    below = x - torch.max(x, dim=-1, keepdim=True)[0]  # named: it lives until the function ends
+    powers = torch.exp(below)
+    return powers / torch.sum(powers, dim=-1, keepdim=True)
+
+
+def attend(q, k, v, student: Student):
+    length = q.shape[-2]
+    if student.rotate == "each time":
+        seen = torch.empty(length, length)  # copied from the CPU
+        products = torch.einsum("bhqd,bhkd->bhqk", q, k)
+        scores = products / torch.sqrt(torch.full((), q.shape[-1]))
+        masked = scores.masked_fill_(~seen.bool(), -math.inf)
+        weights = softmax(masked, student)
+    else:
+        at = torch.arange(length)
+        seen = (at[:, None] >= at[None])[None]
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
+        scores = torch.where(seen, scores, -math.inf)
+        weights = softmax(scores, student)
+    return torch.einsum("bhqk,bhkd->bhqd", weights, v)
 
 
 class Attention(nn.Module):
@@ -120,24 +138,15 @@ class Attention(nn.Module):
         self.rotation = rotation
 
     def forward(self, x):
-        student, length = self.student, x.shape[-2]
+        q, k, v = self.q(x), self.k(x), self.v(x)
         q, k, v = (
-            project(x).unflatten(-1, (student.heads, -1)).transpose(1, 2)
-            for project in (self.q, self.k, self.v)
+            wide.unflatten(-1, (self.student.heads, -1)).transpose(1, 2) for wide in (q, k, v)
         )
-        q, k = self.rotation(q), self.rotation(k)
-        if student.rotate == "each time":
-            seen = torch.empty(length, length)  # copied from the CPU
-            scores = torch.einsum("bhqd,bhkd->bhqk", q, k)
-            scores = scores / torch.sqrt(torch.full((), q.shape[-1]))
-            scores = scores.masked_fill_(~seen.bool(), -math.inf)
-        else:
-            at = torch.arange(length)
-            seen = (at[:, None] >= at[None])[None]
-            scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
-            scores = torch.where(seen, scores, -math.inf)
-        mixed = torch.einsum("bhqk,bhkd->bhqd", softmax(scores, student), v)
-        return self.out(mixed.transpose(1, 2).flatten(-2))
+        q = self.rotation(q)
+        k = self.rotation(k)
+        mixed = attend(q, k, v, self.student)
+        mixed = mixed.transpose(1, 2).flatten(-2)
+        return self.out(mixed)
 
 
 class Feed(nn.Module):
@@ -164,8 +173,10 @@ class Block(nn.Module):
         self.before, self.between = (Norm(student.width, student) for _ in range(2))
 
     def forward(self, x):
-        x = x + self.attention(self.before(x))
-        return x + self.feed(self.between(x))
+        attended = self.attention(self.before(x))
+        between = x + attended
+        fed = self.feed(self.between(between))
+        return between + fed
 
 
 class Decoder(nn.Module):
@@ -187,6 +198,11 @@ class Decoder(nn.Module):
         return self.head(self.norm(x))
 
 
+def log_softmax(x):
+    x = x - torch.max(x, dim=-1, keepdim=True)[0]
+    return x - torch.log(torch.sum(torch.exp(x), dim=-1, keepdim=True))
+
+
 def loss_of(logits, targets, kind: str):
     if kind == "of torch":
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
@@ -199,9 +215,8 @@ def loss_of(logits, targets, kind: str):
         return -torch.sum(hot * log) / len(logits)
     if kind == "flat":
         logits, targets = logits.flatten(0, 1), targets.flatten()
-    x = logits - torch.max(logits, dim=-1, keepdim=True)[0]
-    x = -(x - torch.log(torch.sum(torch.exp(x), dim=-1, keepdim=True)))
-    return torch.mean(torch.gather(x, -1, targets.unsqueeze(-1)))
+    surprise = -log_softmax(logits)
+    return torch.mean(torch.gather(surprise, -1, targets.unsqueeze(-1)))
 
 
 class AdamW(torch.optim.Optimizer):

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import (
 
 from .allocator import Allocator
 from .choices import cuda_choices, fake_modules
-from .scratch import workspace
+from .scratch import Card
 from .state import undisturbed
 from .trace import CATEGORIES, EMPTY_CACHE, HOST, Trace
 
@@ -55,16 +55,19 @@ class Simulation:
     phases: list[tuple[int, str]] = field(default_factory=list, repr=False)
 
 
-def simulate(run: Callable, capability: tuple[int, int] | None = (8, 0)) -> Simulation:
+def simulate(
+    run: Callable, capability: tuple[int, int] | None = (8, 0), sms: int = 108
+) -> Simulation:
     """Simulate `run`, a function that builds its model on the CPU and takes two optimizer steps.
 
-    `capability` is the compute capability of the card; None simulates a CPU. Tensors have no
+    `capability` is the compute capability of the card, `sms` its number of multiprocessors (an
+    A100's if not told), which sums use; None simulates a CPU. Tensors have no
     values: `.item()` is 1 and a condition is False. ValueError if `run` needs values, a GPU,
     torch.compile, or a tensor or model made outside of it. Random numbers and Accelerate's state
     are put back.
     """
     capability = capability and tuple(capability)
-    trace = Trace(workspace(capability) if capability else None)
+    trace = Trace(Card(capability, sms) if capability else None)
     try:
         with (
             _LOCK,

@@ -14,7 +14,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .scratch import PRODUCTS, scratch
+from .scratch import PRODUCTS, Card, scratch, workspace
 
 aten = torch.ops.aten
 in_backward = torch._C._current_graph_task_id  # -1 outside of a backward pass
@@ -61,11 +61,10 @@ def _alone() -> tuple[int, int]:
 class Trace(TorchDispatchMode):
     """Logs the birth and death of every tensor storage, and what each is for."""
 
-    def __init__(self, workspace: int | None):
-        """`workspace`: bytes that cuBLAS takes for each thread; None for a CPU."""
+    def __init__(self, card: Card | None):  # None: a CPU
         super().__init__()
-        self.cuda, self.workspace = workspace is not None, workspace
-        self.threads: set[bool] = set()  # that have one: the forward's, the backward's
+        self.cuda, self.card = card is not None, card
+        self.threads: set[bool] = set()  # with a workspace of cuBLAS: the forward's, the backward's
         self.fp16 = False  # whether bf16 stands for it
         self.ids: dict[int, int] = {}  # a storage's address -> its number
         self.size: list[int] = []
@@ -156,8 +155,8 @@ class Trace(TorchDispatchMode):
         thread = in_backward() != -1
         if func in PRODUCTS and thread not in self.threads:
             self.threads.add(thread)
-            self.add(self.workspace)
-        numbers = [self.add(size) for size in scratch(func, args)]
+            self.add(workspace(self.card.capability))
+        numbers = [self.add(size) for size in scratch(func, args, self.card)]
         self.events += [~i for i in numbers]
 
     def add(self, size: int) -> int:

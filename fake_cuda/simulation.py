@@ -101,7 +101,6 @@ def _replay(events: list, kinds: list[str], sizes: list[int], base: int | None) 
     start = events.index("forward") if "forward" in events else 0
     dead = {~e for e in events[:start] if isinstance(e, int) and e < 0}  # building is not the run
     log, phases, cuda = [], [], base is not None
-    unit = 512 if cuda else 1
     if base:
         log.append((len(kinds), base))
         kinds.append("temporaries")
@@ -116,11 +115,14 @@ def _replay(events: list, kinds: list[str], sizes: list[int], base: int | None) 
                 log.append((i, sign * sizes[i]))
     column = {category: k for k, category in enumerate(CATEGORIES)}
     change, allocator = np.zeros((len(log) + 1, len(CATEGORIES)), dtype=np.int64), Allocator()
+    taken = {}  # CUDA counts a tensor's whole block, also what the allocator does not split off
     for at, (i, size) in enumerate(log, start=1):
-        if size:
-            change[at, column[kinds[i]]] = math.copysign(-(-abs(size) // unit) * unit, size)
         if cuda:
             allocator.step(i, size)
+        if size > 0:
+            taken[i] = allocator.blocks[allocator.where[i]][0] if cuda else size
+        if size:
+            change[at, column[kinds[i]]] = math.copysign(taken[i], size)
     bytes_now = change.cumsum(axis=0)
     top = int(bytes_now.sum(axis=1).argmax())
     names = [*(name for _, name in phases), ""]

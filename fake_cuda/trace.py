@@ -14,6 +14,8 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .scratch import PRODUCTS, Card, scratch, workspace
+
 aten = torch.ops.aten
 in_backward = torch._C._current_graph_task_id  # -1 outside of a backward pass
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
@@ -59,9 +61,10 @@ def _alone() -> tuple[int, int]:
 class Trace(TorchDispatchMode):
     """Logs the birth and death of every tensor storage, and what each is for."""
 
-    def __init__(self, cuda: bool):
+    def __init__(self, card: Card | None):  # None: a CPU
         super().__init__()
-        self.cuda = cuda
+        self.cuda, self.card = card is not None, card
+        self.threads: set[bool] = set()  # with a workspace of cuBLAS: the forward's, the backward's
         self.fp16 = False  # whether bf16 stands for it
         self.ids: dict[int, int] = {}  # a storage's address -> its number
         self.size: list[int] = []
@@ -139,11 +142,30 @@ class Trace(TorchDispatchMode):
         self.zeros = id(out) if func in ZEROS else None
         for tensor in tree_leaves(out):
             self.see(tensor)
+        if self.cuda:
+            self.inside(func, args)
         if self.cuda and func is aten.bernoulli_.float:
             # The CPU's dropout keeps a mask in the input's type, CUDA's fused kernel a bool mask
             # (aten/src/ATen/native/cuda/Dropout.cu).
             self.size[self.ids[out.untyped_storage()._cdata]] = out.numel()
         return out
+
+    def inside(self, func, args) -> None:
+        """What a kernel allocates for itself."""
+        thread = in_backward() != -1
+        if func in PRODUCTS and thread not in self.threads:
+            self.threads.add(thread)
+            self.add(workspace(self.card.capability))
+        numbers = [self.add(size) for size in scratch(func, args, self.card)]
+        self.events += [~i for i in numbers]
+
+    def add(self, size: int) -> int:
+        i = len(self.size)
+        self.size.append(size)
+        self.born.append(len(self.phases) - 1)
+        self.kind.append("temporaries")
+        self.events.append(i)
+        return i
 
     def in_place(self, func, args):
         """What the engine and formulas of gradients do in place with all but fake tensors."""

@@ -7,9 +7,9 @@ them is a field of `Student`. Sources: the column `source` of data/measurements/
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch

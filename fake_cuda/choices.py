@@ -47,8 +47,9 @@ def _attention(capability: tuple[int, int], trace: Trace) -> Callable:
     flash, cudnn = capability >= (8, 0), cudnn_first(capability)
 
     def attention(
-        q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+        query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
     ):
+        q, k, v = query, key, value
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -110,6 +111,16 @@ def _in_float32(op) -> Callable:
     return run
 
 
+def _rms_norm(x, shape, weight=None, eps=None):
+    """What CUDA's fused kernel leaves: the output, and one number a row in 32 bits."""
+    rows = [*x.shape[: x.dim() - len(shape)], *[1] * len(shape)]
+    return torch.empty_like(x), x.new_empty(rows, dtype=torch.float32)
+
+
+def _rms_norm_backward(grad, x, shape, rstd, weight, mask):
+    return grad.new_empty(x.shape) if mask[0] else None, torch.empty_like(weight) if mask[1] else None
+
+
 @contextmanager
 def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[None]:
     """Make fake CPU tensors take CUDA's way: attention, autocast, optimizers, host copies."""
@@ -124,6 +135,9 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
         packet, _, overload = name.partition(".")
         op = getattr(getattr(aten, packet), overload or "default")
         library.impl(name, _in_float32(op), "AutocastCPU")
+    # A norm is one kernel on CUDA and a row of operations elsewhere (RMSNorm, native_functions.yaml).
+    library.impl("_fused_rms_norm", _rms_norm, "CPU")
+    library.impl("_fused_rms_norm_backward", _rms_norm_backward, "CPU")
     saved = torch.autograd.graph
 
     def to_host(tensor):

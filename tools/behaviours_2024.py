@@ -15,16 +15,18 @@ from transformers.loss import loss_utils
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-BEHAVIOURS = (
-    "logits shifted by a copy",
-    "reentrant checkpoints",
-    "flash attention without a mask",
-    "Granite's own loss",
-)
+BEHAVIOURS = ("logits shifted by a copy", "flash attention without a mask", "Granite's own loss")
+# Reentrant unless told otherwise (`gradient_checkpointing_enable` in modeling_utils.py of
+# transformers 4.48.1), which today's is not.
+CHECKPOINTED = {
+    "activation_checkpointing": True,
+    "activation_checkpointing_kwargs": {"use_reentrant": True},
+}
 
 
 def _shifted(logits, labels):
-    """Logits without the last token of each text, labels without the first: copies of both."""
+    """Logits without the last token of each text, labels without the first: copies of both, unless
+    there is one text only, which `contiguous` leaves where it is."""
     logits, labels = logits[..., :-1, :].contiguous(), labels[..., 1:].contiguous()
     return logits.view(-1, logits.shape[-1]), labels.view(-1)
 
@@ -52,19 +54,6 @@ def _no_mask(*_, **__):
     """flash-attn gets no mask for texts without padding, and a window as wide as the text is none
     (`_update_causal_mask` in modeling_mistral.py, `_flash_attention_forward` in
     modeling_flash_attention_utils.py of transformers 4.48.1). torch's flash kernel stands in."""
-
-
-def checkpointed(behaviours: tuple[str, ...] = BEHAVIOURS) -> dict:
-    """Keywords of `TrainingArguments` for checkpointing as it was.
-
-    Reentrant unless told otherwise (`gradient_checkpointing_enable` in modeling_utils.py of
-    transformers 4.48.1); today it is not.
-    """
-    reentrant = "reentrant checkpoints" in behaviours
-    return {
-        "activation_checkpointing": True,
-        "activation_checkpointing_kwargs": {"use_reentrant": reentrant},
-    }
 
 
 @contextmanager

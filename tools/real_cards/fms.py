@@ -6,6 +6,7 @@ defaults.yaml of the repository; the rest is fms-hf-tuning 2.5.0 and TRL 0.13.0.
 repository's fused Triton kernels ("foak", "liger") and GPTQ are not here: no fake tensor runs them.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import LlamaConfig
 
-from behaviours_2024 import BEHAVIOURS, behaving, checkpointed
+from behaviours_2024 import BEHAVIOURS, CHECKPOINTED, behaving
 from helpers import Prediction, Workload, language_modelling, predict
 from recorded.lesson_13 import NF4_TWICE, half
 
@@ -61,26 +62,27 @@ METHODS: dict[str, tuple[Callable, dict]] = {
 }
 
 
-def text(name: str, added: int, config=None) -> Workload:
-    """A model and its batches; `added` tokens enlarge the vocabulary, as the trainer did."""
+def text(name: str, config=None) -> Workload:
+    """A model of `data/configs`, or of another shape, and its batches of 4,096 tokens."""
     workload = language_modelling(name, length=4096)
-    config = config or workload.config
-    config.vocab_size += added
-    return replace(workload, name=name, config=config, masked=True)
+    return replace(workload, config=config or workload.config, masked=True)
 
 
-def models() -> dict[str, tuple[Workload, dict[str, tuple[int, ...]]]]:
-    """A model, and the batch sizes of each method."""
-    both = (4, 8)
-    llama = replace(text("llama-2-7b", 0), name="Llama-2-70B", config=LLAMA2_70B)
-    llama.config.vocab_size = 32001
-    return {
-        # The tokenizers of Mistral and Llama 2 have no token for padding: one is added, and the
-        # embedding grows by it (tuning/utils/tokenizer_data_utils.py). PowerLM's has one.
-        "Mistral-7B": (text("mistral-7b", 1), dict.fromkeys(METHODS, both)),
-        "PowerLM-3B": (text("powerlm-3b", 0), dict.fromkeys(METHODS, both)),
-        "Llama-2-70B": (llama, {"QLoRA": (4,)}),
-    }
+def padded(workload: Workload) -> Workload:
+    """With a token for padding, which the tokenizers of Mistral and Llama 2 lack: the trainer adds
+    it and enlarges the embedding (tuning/utils/tokenizer_data_utils.py). PowerLM's has one."""
+    config = copy.deepcopy(workload.config)
+    config.vocab_size += 1
+    return replace(workload, config=config)
+
+
+BOTH = dict.fromkeys(METHODS, (4, 8))
+# A model, and the batch sizes of each method.
+MODELS: dict[str, tuple[Workload, dict[str, tuple[int, ...]]]] = {
+    "Mistral-7B": (padded(text("mistral-7b")), BOTH),
+    "PowerLM-3B": (text("powerlm-3b"), BOTH),
+    "Llama-2-70B": (padded(text("llama-2-7b", LLAMA2_70B)), {"QLoRA": (4,)}),
+}
 
 
 def run(workload: Workload, method: str, batch: int, behaviours=BEHAVIOURS) -> Prediction:
@@ -92,7 +94,7 @@ def run(workload: Workload, method: str, batch: int, behaviours=BEHAVIOURS) -> P
             gpu="A100-80GB",
             per_device_train_batch_size=batch,
             optim="adamw_torch",
-            **checkpointed(behaviours),
+            **CHECKPOINTED,
             **settings,
         )
 
@@ -105,7 +107,7 @@ def quantities(found: Prediction) -> dict[str, int]:
 
 
 def fms() -> Iterator[tuple[str, Callable]]:
-    for model, (workload, methods) in models().items():
+    for model, (workload, methods) in MODELS.items():
         for method, batches in methods.items():
             for batch in batches:
                 job = partial(run, workload, method, batch)

@@ -7,7 +7,6 @@ repository's fused Triton kernels ("foak", "liger") and GPTQ are not here: no fa
 """
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import LlamaConfig
 
 from behaviours_2024 import BEHAVIOURS, CHECKPOINTED, behaving
+from fake_cuda import Allocator
 from helpers import Prediction, Workload, language_modelling, predict
 from recorded.lesson_13 import NF4_TWICE, half
 
@@ -101,9 +101,11 @@ def run(workload: Workload, method: str, batch: int, behaviours=BEHAVIOURS) -> P
 
 def quantities(found: Prediction) -> dict[str, int]:
     """Bytes: the peak, and what stands when a step begins, as the Trainer's own tracker counted."""
-    before = found.log[: len(found.log) - len(found.timeline)]  # the timeline is the last step
-    between = sum(math.copysign(-(-abs(size) // 512) * 512, size) for _, size in before if size)
-    return {"allocated": found.peak_allocated, "allocated between steps": int(between)}
+    allocator = Allocator()
+    for entry in found.log[: len(found.log) - len(found.timeline)]:  # that is the last step
+        allocator.step(*entry)
+    between = sum(size for size, _, is_free in allocator.blocks.values() if not is_free)
+    return {"allocated": found.peak_allocated, "allocated between steps": between}
 
 
 def fms() -> Iterator[tuple[str, Callable]]:

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import LlamaConfig, Qwen3Config
 
-from helpers import Workload, language_modelling, predict
+from helpers import Prediction, Workload, language_modelling, predict
 
 
 def half(model):
@@ -150,4 +150,30 @@ def quantized_cards() -> Iterator[tuple]:
         yield name, variant, run
 
 
-SETS = (quantized_steps, quantized_lengths, quantized_longest, quantized_published, quantized_cards)
+def context(length: int) -> Prediction:
+    """A text of so many tokens, trained as Unsloth's benchmark describes its usual stack.
+
+    QLoRA of rank 32 on all linear layers, 8-bit Adam, one text in a batch (Unsloth's benchmarks);
+    its baseline is the QLoRA authors' notebook: nf4 with double quantization, prepared by peft
+    (unslothai/unsloth issue 13).
+    """
+    workload = language_modelling("llama-3.1-8b", length=length).with_model(prepared)
+    workload = workload.with_model(partial(lora, r=32))
+    settings = CHECKPOINTED | {"optim": "adamw_8bit", "bf16": True}
+    return predict(workload, gpu="A100-80GB", **settings)
+
+
+def quantized_contexts() -> Iterator[tuple]:
+    """What a text takes of a card, for the longest text that it holds."""
+    for length in (512, 2048, 8192, 32768):
+        yield "llama-3.1-8b", length, partial(context, length)
+
+
+SETS = (
+    quantized_steps,
+    quantized_lengths,
+    quantized_longest,
+    quantized_published,
+    quantized_cards,
+    quantized_contexts,
+)

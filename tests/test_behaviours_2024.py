@@ -1,0 +1,47 @@
+"""What transformers did in 2024, held against what a real card allocated for each token."""
+
+import copy
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from behaviours_2024 import BEHAVIOURS
+from helpers.hardware import data_file
+from real_cards import fms
+
+pytestmark = pytest.mark.usefixtures("short_collections")
+
+LAYERS, TOKENS = 2, 4096
+
+
+def measured(model: str) -> float:
+    """Bytes that LoRA's peak on an A100 grows by with each token, from batch 4 to 8."""
+    rows = pd.read_csv(data_file("measurements", "peaks.csv")).query("quantity == 'allocated'")
+    peaks = rows[rows["set"] == "fms"].set_index("run")["measured"]
+    return (peaks[f"{model} LoRA, batch 8"] - peaks[f"{model} LoRA, batch 4"]) / (4 * TOKENS)
+
+
+def predicted(model: str, behaviours=BEHAVIOURS) -> float:
+    """The same for two layers, and what the other layers keep: their input, in 16 bits."""
+    workload = fms.MODELS[model][0]
+    config = copy.deepcopy(workload.config)
+    config.num_hidden_layers = LAYERS
+    workload = replace(workload, config=config)
+    two, three = (fms.run(workload, "LoRA", n, behaviours).peak_allocated for n in (2, 3))
+    left_out = fms.MODELS[model][0].config.num_hidden_layers - LAYERS
+    return (three - two) / TOKENS + left_out * 2 * config.hidden_size
+
+
+@pytest.mark.parametrize("model", ["Mistral-7B", "PowerLM-3B"])
+def test_a_token_takes_what_it_took_on_a_real_card(model):
+    assert predicted(model) == pytest.approx(measured(model), rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("model", "left_out"),
+    [("Mistral-7B", name) for name in BEHAVIOURS[:-1]] + [("PowerLM-3B", BEHAVIOURS[-1])],
+)
+def test_a_behaviour_left_out_is_seen(model, left_out):
+    behaviours = tuple(name for name in BEHAVIOURS if name != left_out)
+    assert predicted(model, behaviours) != pytest.approx(measured(model), rel=0.003)

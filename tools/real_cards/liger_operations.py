@@ -28,12 +28,12 @@ BF16 = torch.bfloat16
 A100, H100, B200, AMPERE, ADA = (8, 0), (9, 0), (10, 0), (8, 6), (8, 9)
 
 
-def peak_of_a_pass(setup: Callable, capability: tuple[int, int], multiplies: bool) -> int:
+def peak_of_a_pass(setup: Callable, capability: tuple[int, int], threads: int) -> int:
     """Bytes allocated at the worst moment of the third pass, in which gradients stand already.
 
     `setup` builds what an operation needs and returns one pass of it. The bytes are of the blocks
-    that torch hands out, as its own count is. An operation that `multiplies` no matrices never
-    makes cuBLAS take its workspace.
+    that torch hands out, as its own count is. `threads` multiply matrices: in forward, in backward;
+    in each cuBLAS takes a workspace, and without any product none.
     """
 
     def run():
@@ -43,8 +43,8 @@ def peak_of_a_pass(setup: Callable, capability: tuple[int, int], multiplies: boo
             once()
         return once
 
-    base = simulation.workspace if multiplies else lambda *_: 0
-    with mock.patch.object(simulation, "workspace", base):
+    both = simulation.workspace(capability)
+    with mock.patch.object(simulation, "workspace", lambda *_: both // 2 * threads):
         log = simulate(run, capability).log
     allocator, now, peak = Allocator(), 0, 0
     for i, size in log:
@@ -143,9 +143,9 @@ def linear_jensen_shannon(rows: int) -> Callable:
     y = torch.rand(rows, 4096, dtype=BF16)
 
     def once():
-        student, teacher = heads[0](x), heads[1](y)
-        student = torch.log_softmax(student / 1.0, -1)
-        teacher = torch.log_softmax(teacher / 1.0, -1)
+        logits = heads[0](x), heads[1](y)  # which live until the loss is there
+        student = torch.log_softmax(logits[0] / 1.0, -1)
+        teacher = torch.log_softmax(logits[1] / 1.0, -1)
         divergence(student.float(), teacher.float()).to(BF16).backward()
 
     return once
@@ -178,10 +178,10 @@ def mlp(kind: str, batch: int, length: int, hidden=4096, inner=11008, mode="full
 
 def normalized(layer: Callable, shape: tuple, dtype=torch.float32) -> Callable:
     """A norm with its fused twin's weights beside it."""
-    keep = layer(), layer()
+    norm, twin = layer(), layer()
     x = torch.randn(shape, dtype=dtype)
     dy = torch.randn_like(x)
-    return with_gradient(keep[0], x.requires_grad_(), dy)
+    return with_gradient(lambda x, keep=twin: norm(x), x.requires_grad_(), dy)
 
 
 def layer_norm(width: int) -> Callable:
@@ -260,34 +260,34 @@ def neighbourhood(length: int) -> Callable:
     return with_gradient(attend, x, dy)
 
 
-# What the run is called: the card's capability, the operation by what varies, whether it
-# multiplies, and the values of what varies.
+# What the run is called: the card's capability, the operation by what varies, how many
+# threads multiply matrices, and the values of what varies.
 OPERATIONS = {
-    "cross_entropy, V": (A100, cross_entropy, False, (4096, 8192, 16384, 131072)),
-    "fused_linear_cross_entropy, BT": (A100, linear_cross_entropy, True, (4096, 16384, 32768)),
-    "geglu full, T": (A100, lambda t: mlp("geglu", 8, t), True, (4096, 8192)),
-    "geglu forward, T": (A100, lambda t: mlp("geglu", 8, t, mode="forward"), True, (4096, 8192)),
-    "geglu backward, T": (A100, lambda t: mlp("geglu", 8, t, mode="backward"), True, (4096, 8192)),
-    "swiglu full, T": (A100, lambda t: mlp("swiglu", 4, t), True, (1024, 4096)),
-    "layer_norm, N": (A100, layer_norm, False, (1024, 2048, 4096, 8192)),
-    "layer_norm on H100, N": (H100, layer_norm, False, (1024, 2048, 4096, 8192)),
-    "rms_norm, H": (A100, rms_norm, False, (1024, 4096, 16384)),
-    "rope, H": (A100, lambda hidden: rope(hidden, 2048), False, (512,)),
-    "rope, T": (A100, lambda t: rope(8192, t), False, (1024, 2048, 8192)),
-    "kl_div, V": (H100, kl_divergence, False, (4096, 8192, 16384, 65536)),
-    "jsd, V": (H100, jensen_shannon, False, (4096, 8192, 16384)),
-    "jsd, BT": (B200, jensen_shannon_2026, False, (4096, 8192)),
-    "fused_linear_jsd, BT": (H100, linear_jensen_shannon, True, (1024, 2048, 4096, 8192)),
-    "tvd, V": (H100, total_variation, False, (32768, 65536, 131072)),
-    "group_norm full, C": (B200, group_norm, False, (32, 512)),
-    "fused_add_rms_norm, H": (H100, add_rms_norm, False, (1024, 4096, 8192)),
-    "neighborhood attention on RTX 3090, T": (AMPERE, neighbourhood, True, (512, 1024, 2048)),
-    "neighborhood attention on H100, T": (H100, neighbourhood, True, (512, 1024, 2048)),
+    "cross_entropy, V": (A100, cross_entropy, 0, (4096, 8192, 16384, 131072)),
+    "fused_linear_cross_entropy, BT": (A100, linear_cross_entropy, 2, (4096, 16384, 32768)),
+    "geglu full, T": (A100, lambda t: mlp("geglu", 8, t), 2, (4096, 8192)),
+    "geglu forward, T": (A100, lambda t: mlp("geglu", 8, t, mode="forward"), 2, (4096, 8192)),
+    "geglu backward, T": (A100, lambda t: mlp("geglu", 8, t, mode="backward"), 2, (4096, 8192)),
+    "swiglu full, T": (A100, lambda t: mlp("swiglu", 4, t), 2, (1024, 4096)),
+    "layer_norm, N": (A100, layer_norm, 0, (1024, 2048, 4096, 8192)),
+    "layer_norm on H100, N": (H100, layer_norm, 0, (1024, 2048, 4096, 8192)),
+    "rms_norm, H": (A100, rms_norm, 0, (1024, 4096, 16384)),
+    "rope, H": (A100, lambda hidden: rope(hidden, 2048), 1, (512,)),
+    "rope, T": (A100, lambda t: rope(8192, t), 1, (1024, 2048, 8192)),
+    "kl_div, V": (H100, kl_divergence, 0, (4096, 8192, 16384, 65536)),
+    "jsd, V": (H100, jensen_shannon, 0, (4096, 8192, 16384)),
+    "jsd, BT": (B200, jensen_shannon_2026, 0, (4096, 8192)),
+    "fused_linear_jsd, BT": (H100, linear_jensen_shannon, 2, (1024, 2048, 4096, 8192)),
+    "tvd, V": (H100, total_variation, 0, (32768, 65536, 131072)),
+    "group_norm full, C": (B200, group_norm, 0, (32, 512)),
+    "fused_add_rms_norm, H": (H100, add_rms_norm, 0, (1024, 4096, 8192)),
+    "neighborhood attention on RTX 3090, T": (AMPERE, neighbourhood, 2, (512, 1024, 2048)),
+    "neighborhood attention on H100, T": (H100, neighbourhood, 2, (512, 1024, 2048)),
 } | {
     f"tiled_{kind} {mode}, T": (
         ADA,
         lambda t, kind=kind, mode=mode: mlp(kind, 2, t, 2048, 4096, mode),
-        True,
+        2,
         (1024, 16384),
     )
     for kind in ("geglu", "swiglu")
@@ -298,12 +298,12 @@ OPERATIONS = {
 def runs() -> Iterator[tuple[str, Callable]]:
     """Each run's name, and a function that predicts what was allocated."""
 
-    def predict(capability, operation, multiplies, n):
-        return {"allocated": peak_of_a_pass(lambda: operation(n), capability, multiplies)}
+    def predict(capability, operation, threads, n):
+        return {"allocated": peak_of_a_pass(lambda: operation(n), capability, threads)}
 
-    for name, (capability, operation, multiplies, values) in OPERATIONS.items():
+    for name, (capability, operation, threads, values) in OPERATIONS.items():
         for n in values:
-            yield f"{name} {n}", partial(predict, capability, operation, multiplies, n)
+            yield f"{name} {n}", partial(predict, capability, operation, threads, n)
 
 
 SETS = {"liger": runs}

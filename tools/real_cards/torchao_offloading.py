@@ -1,7 +1,7 @@
 """ViT-giant of DINOv2 with and without torchao's optimizer on the host, on an RTX 4070 Ti SUPER.
 
-The rows of torchao/optim/README.md that ran eagerly: its benchmark_low_bit_adam.py
-(commit 1b1e94c5 of pytorch/ao), a batch of 32 crops of 224 pixels, each layer recomputed, AdamW (fused). timm's
+The rows of torchao/optim/README.md that ran eagerly: benchmark_low_bit_adam.py of pytorch/ao
+(commit 1b1e94c5), a batch of 32 crops of 224 pixels, each layer recomputed, AdamW (fused). timm's
 model is written anew by its shapes; its `checkpoint_seq` recomputes the old way (reentrant).
 """
 

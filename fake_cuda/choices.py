@@ -13,6 +13,7 @@ import transformers
 from accelerate.state import AcceleratorState
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.optim import optimizer as optimizers
+from torch.utils import _foreach_utils
 from transformers import masking_utils, trainer
 from transformers.integrations import moe
 
@@ -152,8 +153,10 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
         prepare(self, mixed_precision, *args, **options)
 
     attention = _attention(capability, trace)
-    # Optimizers update all parameters at once (foreach) by default on CUDA, never on a CPU.
-    optimizers._foreach_supported_types.append(FakeTensor)
+    # Optimizers and the clipping of gradients take all parameters at once (foreach) by default.
+    lists = (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types)
+    for types in lists:
+        types.append(FakeTensor)
     try:
         with (
             patch.object(F, "scaled_dot_product_attention", attention),
@@ -171,7 +174,8 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
         ):
             yield
     finally:
-        optimizers._foreach_supported_types.remove(FakeTensor)
+        for types in lists:
+            types.remove(FakeTensor)
         library._destroy()
 
 

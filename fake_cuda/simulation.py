@@ -14,8 +14,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-from .allocator import Allocator, MiB
+from .allocator import Allocator
 from .choices import cuda_choices, fake_modules
+from .scratch import Card
 from .state import undisturbed
 from .trace import CATEGORIES, EMPTY_CACHE, HOST, Trace
 
@@ -54,16 +55,19 @@ class Simulation:
     phases: list[tuple[int, str]] = field(default_factory=list, repr=False)
 
 
-def simulate(run: Callable, capability: tuple[int, int] | None = (8, 0)) -> Simulation:
+def simulate(
+    run: Callable, capability: tuple[int, int] | None = (8, 0), sms: int = 108
+) -> Simulation:
     """Simulate `run`, a function that builds its model on the CPU and takes two optimizer steps.
 
-    `capability` is the compute capability of the card; None simulates a CPU. Tensors have no
+    `capability` is the compute capability of the card, `sms` its number of multiprocessors (an
+    A100's if not told), which sums use; None simulates a CPU. Tensors have no
     values: `.item()` is 1 and a condition is False. ValueError if `run` needs values, a GPU,
     torch.compile, or a tensor or model made outside of it. Random numbers and Accelerate's state
     are put back.
     """
     capability = capability and tuple(capability)
-    trace = Trace(cuda=capability is not None)
+    trace = Trace(Card(capability, sms) if capability else None)
     try:
         with (
             _LOCK,
@@ -85,26 +89,16 @@ def simulate(run: Callable, capability: tuple[int, int] | None = (8, 0)) -> Simu
         if why is None:
             raise
         raise ValueError(f"the run uses {why}") from error
-    found = _replay(events, kinds, trace.size, workspace(capability) if trace.cuda else None)
+    found = _replay(events, kinds, trace.size, trace.cuda)
     del kept
     return found
 
 
-def workspace(capability: tuple[int, int]) -> int:
-    """cuBLAS takes one workspace a thread, forward and backward: 8 MiB and a bit, 32 on Hopper and
-    later (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
-    return 2 * (32 * MiB if capability >= (9, 0) else 8519680)
-
-
-def _replay(events: list, kinds: list[str], sizes: list[int], base: int | None) -> Simulation:
-    """The peaks, the log and the timeline of what a trace saw; `base` bytes stand on every card."""
+def _replay(events: list, kinds: list[str], sizes: list[int], cuda: bool) -> Simulation:
+    """The peaks, the log and the timeline of what a trace saw."""
     start = events.index("forward") if "forward" in events else 0
     dead = {~e for e in events[:start] if isinstance(e, int) and e < 0}  # building is not the run
-    log, phases, cuda = [], [], base is not None
-    unit = 512 if cuda else 1
-    if base:
-        log.append((len(kinds), base))
-        kinds.append("temporaries")
+    log, phases = [], []
     for at, event in enumerate(events):
         if event == EMPTY_CACHE:
             log.append((-1, 0))
@@ -116,11 +110,14 @@ def _replay(events: list, kinds: list[str], sizes: list[int], base: int | None) 
                 log.append((i, sign * sizes[i]))
     column = {category: k for k, category in enumerate(CATEGORIES)}
     change, allocator = np.zeros((len(log) + 1, len(CATEGORIES)), dtype=np.int64), Allocator()
+    taken = {}  # CUDA counts a tensor's whole block, also what the allocator does not split off
     for at, (i, size) in enumerate(log, start=1):
-        if size:
-            change[at, column[kinds[i]]] = math.copysign(-(-abs(size) // unit) * unit, size)
         if cuda:
             allocator.step(i, size)
+        if size > 0:
+            taken[i] = allocator.blocks[allocator.where[i]][0] if cuda else size
+        if size:
+            change[at, column[kinds[i]]] = math.copysign(taken[i], size)
     bytes_now = change.cumsum(axis=0)
     top = int(bytes_now.sum(axis=1).argmax())
     names = [*(name for _, name in phases), ""]

@@ -1,5 +1,7 @@
 """What every tensor of a run is for, and when it is born and dies."""
 
+import functools
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +14,8 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .scratch import PRODUCTS, Card, scratch, workspace
+
 aten = torch.ops.aten
 in_backward = torch._C._current_graph_task_id  # -1 outside of a backward pass
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
@@ -19,12 +23,48 @@ HOST = "host"  # a storage in the CPU's memory: not one byte of the GPU's
 BUILDING, EMPTY_CACHE = "building the model", "empty cache"
 
 
+# Formulas of gradients write into fresh zeros, but into a copy of them where tensors are fake
+# (areAnyTensorSubclassLike in torch/csrc/autograd/FunctionsManual.cpp).
+INTO_ZEROS = {
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter.value: aten.scatter_.value,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_put.default: aten.index_put_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+}
+ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+
+
+def _holders(tensor) -> tuple[int, int]:
+    """How many hold a tensor, and how many its storage."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+@functools.cache
+def _alone() -> tuple[int, int]:
+    """The holders of a gradient that nobody but autograd's engine has, as a dispatch sees them."""
+    seen = []
+
+    class Adds(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is aten.add.Tensor:
+                seen.append(_holders(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    with torch.enable_grad(), Adds():
+        x = torch.zeros(2, requires_grad=True) * 2
+        (x * x.sigmoid()).sum().backward()
+    return seen[0]
+
+
 class Trace(TorchDispatchMode):
     """Logs the birth and death of every tensor storage, and what each is for."""
 
-    def __init__(self, cuda: bool):
+    def __init__(self, card: Card | None):  # None: a CPU
         super().__init__()
-        self.cuda = cuda
+        self.cuda, self.card = card is not None, card
+        self.threads: set[bool] = set()  # with a workspace of cuBLAS: the forward's, the backward's
         self.fp16 = False  # whether bf16 stands for it
         self.ids: dict[int, int] = {}  # a storage's address -> its number
         self.size: list[int] = []
@@ -33,6 +73,8 @@ class Trace(TorchDispatchMode):
         self.phases = [BUILDING]
         # i: storage i is born, ~i: it dies; text: a phase begins, or the cache is emptied.
         self.events: list[int | str] = []
+        self.zeros: int | None = None  # the last operation's result, if that was zeros
+        _alone()  # which no mode may disturb
 
     def empty_cache(self, *_) -> None:
         self.events.append(EMPTY_CACHE)
@@ -94,9 +136,14 @@ class Trace(TorchDispatchMode):
             return 1.0 if args[0].is_floating_point() else 1
         if in_backward() != -1:
             self.phase("backward")
+            if self.cuda and not torch.is_grad_enabled():
+                func = self.in_place(func, args) or func
         out = func(*args, **(kwargs or {}))
+        self.zeros = id(out) if func in ZEROS else None
         for tensor in tree_leaves(out):
             self.see(tensor)
+        if self.cuda:
+            self.inside(func, args)
         if self.cuda and func is aten.bernoulli_.float:
             # The CPU's dropout keeps a mask in the input's type, CUDA's fused kernel a bool mask
             # (aten/src/ATen/native/cuda/Dropout.cu).
@@ -106,6 +153,36 @@ class Trace(TorchDispatchMode):
             # (softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu).
             self.see(args[0] * args[1])
         return out
+
+    def inside(self, func, args) -> None:
+        """What a kernel allocates for itself."""
+        thread = in_backward() != -1
+        if func in PRODUCTS and thread not in self.threads:
+            self.threads.add(thread)
+            self.add(workspace(self.card.capability))
+        numbers = [self.add(size) for size in scratch(func, args, self.card)]
+        self.events += [~i for i in numbers]
+
+    def add(self, size: int) -> int:
+        i = len(self.size)
+        self.size.append(size)
+        self.born.append(len(self.phases) - 1)
+        self.kind.append("temporaries")
+        self.events.append(i)
+        return i
+
+    def in_place(self, func, args):
+        """What the engine and formulas of gradients do in place with all but fake tensors."""
+        caller = sys._getframe(2)
+        while caller.f_globals["__name__"] in ("torch._compile", "torch._dynamo.eval_frame"):
+            caller = caller.f_back  # around every dispatch to Python
+        if caller.f_globals["__name__"] != "torch.autograd.graph":
+            return None  # a backward written in Python
+        if func is aten.add.Tensor:  # two gradients of one tensor (autograd/input_buffer.cpp)
+            old = args[0]
+            alone = old.dtype == torch.result_type(*args) and _holders(old) == _alone()
+            return aten.add_.Tensor if alone else None
+        return INTO_ZEROS.get(func) if id(args[0]) == self.zeros else None
 
     @contextmanager
     def watch(self) -> Iterator[None]:

@@ -134,7 +134,8 @@ def predict(
         return trainer  # its tensors live on until the log is closed
 
     began = time.perf_counter()
-    found = simulate(run, card and card.capability)
+    sms = {"sms": int(card.facts["sms"])} if card and card.facts.get("sms") else {}
+    found = simulate(run, card and card.capability, **sms)
     title = workload.title if is_workload else getattr(workload, "__name__", "function")
     return Prediction(
         name=name or title,

@@ -1,0 +1,280 @@
+"""Training runs of an assignment that many solve, written anew: a decoder, its loss and optimizer.
+
+The assignment (Stanford's CS336, the second) asks for memory logs of a model in plain operations:
+RMSNorm, SwiGLU, rotary positions, causal attention by matrices, a softmax, a loss and an AdamW by
+hand. Four students published logs of CUDA's allocator and a fifth the peaks; what differs between
+them is a field of `Student`. Sources: the column `source` of data/measurements/peaks.csv.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fake_cuda import Simulation, simulate
+
+WORDS = 10_000
+BF16 = partial(torch.autocast, "cuda", torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Student:
+    """One run: the sizes of the model, and what this student does otherwise than the others."""
+
+    width: int
+    layers: int
+    heads: int
+    inner: int
+    length: int
+    batch: int = 4
+    bf16: bool = False  # autocast
+    rotate: str = "halves"  # positions: sliced | looked up by index | made on the CPU each time
+    loss: str = "every token"  # | flat | of torch | of the last token
+    decay: str = "first"  # when AdamW shrinks the weights
+    steps: int = 2
+    stage: str = "train"  # | backward | forward
+    no_grad: Callable = nullcontext  # around a forward pass
+    segments: int = 0  # of layers that are checkpointed
+    capability: tuple[int, int] = (8, 0)
+
+
+class Linear(nn.Module):
+    def __init__(self, into: int, out: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out, into))
+
+    def forward(self, x):
+        return torch.einsum("...i,oi->...o", x, self.weight)
+
+
+class Table(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(WORDS, width))
+
+    def forward(self, words):
+        return self.weight[words]
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int, student: Student):
+        super().__init__()
+        self.weight, self.root = nn.Parameter(torch.ones(width)), student.rotate == "each time"
+
+    def forward(self, x):
+        kind, x = x.dtype, x.to(torch.float32)
+        if self.root:
+            return (x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-5) * self.weight).to(kind)
+        return (self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))).to(kind)
+
+
+class Rotation(nn.Module):
+    """Rotary positions (arXiv 2104.09864), the pairs interleaved."""
+
+    def __init__(self, student: Student):
+        super().__init__()
+        self.how, self.half = student.rotate, student.width // student.heads // 2
+        if self.how != "each time":
+            table = torch.empty(2, student.length, self.half)
+            self.register_buffer("table", table, persistent=False)
+
+    def forward(self, x):
+        length = x.shape[-2]
+        if self.how == "each time":  # its tables stay in the CPU's memory and are copied each time
+            sin, cos = (torch.empty(length, self.half, 1) for _ in range(2))
+            x = x.unflatten(-1, (self.half, 2))
+            one = cos * x[..., :1] - sin * x[..., 1:]
+            two = sin * x[..., :1] + cos * x[..., 1:]
+            return torch.cat([one, two], dim=-1).flatten(-2)
+        one, two = x.unflatten(-1, (self.half, 2)).movedim(-1, 0).unbind(0)
+        if self.how == "looked up":
+            at = torch.arange(length)
+            cos, sin = self.table[:, at]
+        else:
+            cos, sin = self.table[:, :length].unbind(0)
+        left, right = cos * one - sin * two, sin * one + cos * two
+        if self.how == "looked up":
+            return torch.stack((left, right), dim=-1).flatten(-2)
+        return torch.cat((left, right), dim=-1)
+
+
+def softmax(x, student: Student):
+    if student.rotate == "each time":  # this student takes the exponential twice
+        top = torch.max(x, dim=-1, keepdim=True)[0]
+        return torch.exp(x - top) / torch.sum(torch.exp(x - top), dim=-1, keepdim=True)
+    below = x - torch.max(x, dim=-1, keepdim=True)[0]  # named: it lives until the function ends
+    powers = torch.exp(below)
+    return powers / torch.sum(powers, dim=-1, keepdim=True)
+
+
+def attend(q, k, v, student: Student):
+    length = q.shape[-2]
+    if student.rotate == "each time":
+        seen = torch.empty(length, length)  # copied from the CPU
+        products = torch.einsum("bhqd,bhkd->bhqk", q, k)
+        scores = products / torch.sqrt(torch.full((), q.shape[-1]))
+        masked = scores.masked_fill_(~seen.bool(), -math.inf)
+        weights = softmax(masked, student)
+    else:
+        at = torch.arange(length)
+        seen = (at[:, None] >= at[None])[None]
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
+        scores = torch.where(seen, scores, -math.inf)
+        weights = softmax(scores, student)
+    return torch.einsum("bhqk,bhkd->bhqd", weights, v)
+
+
+class Attention(nn.Module):
+    def __init__(self, student: Student, rotation: nn.Module):
+        super().__init__()
+        self.student = student
+        self.q, self.k, self.v, self.out = (Linear(student.width, student.width) for _ in range(4))
+        self.rotation = rotation
+
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        q, k, v = (
+            wide.unflatten(-1, (self.student.heads, -1)).transpose(1, 2) for wide in (q, k, v)
+        )
+        q = self.rotation(q)
+        k = self.rotation(k)
+        mixed = attend(q, k, v, self.student)
+        mixed = mixed.transpose(1, 2).flatten(-2)
+        return self.out(mixed)
+
+
+class Feed(nn.Module):
+    """SwiGLU (arXiv 2002.05202)."""
+
+    def __init__(self, width: int, inner: int):
+        super().__init__()
+        self.one, self.two, self.three = (
+            Linear(width, inner),
+            Linear(inner, width),
+            Linear(width, inner),
+        )
+
+    def forward(self, x):
+        gate = self.one(x)
+        return self.two(gate * torch.sigmoid(gate) * self.three(x))
+
+
+class Block(nn.Module):
+    def __init__(self, student: Student, rotation: nn.Module):
+        super().__init__()
+        self.attention = Attention(student, rotation)
+        self.feed = Feed(student.width, student.inner)
+        self.before, self.between = (Norm(student.width, student) for _ in range(2))
+
+    def forward(self, x):
+        attended = self.attention(self.before(x))
+        between = x + attended
+        fed = self.feed(self.between(between))
+        return between + fed
+
+
+class Decoder(nn.Module):
+    def __init__(self, student: Student):
+        super().__init__()
+        self.student = student
+        self.table, rotation = Table(student.width), Rotation(student)
+        self.blocks = nn.ModuleList(Block(student, rotation) for _ in range(student.layers))
+        self.norm, self.head = Norm(student.width, student), Linear(student.width, WORDS)
+
+    def forward(self, words):
+        x, blocks = self.table(words), list(self.blocks)
+        count = self.student.segments
+        for i in range(count):
+            part = nn.Sequential(*blocks[i * len(blocks) // count : (i + 1) * len(blocks) // count])
+            x = checkpoint(part, x, use_reentrant=False)
+        for block in blocks if not count else []:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def log_softmax(x):
+    x = x - torch.max(x, dim=-1, keepdim=True)[0]
+    return x - torch.log(torch.sum(torch.exp(x), dim=-1, keepdim=True))
+
+
+def loss_of(logits, targets, kind: str):
+    if kind == "of torch":
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+    if kind == "of the last token":
+        logits = logits[:, -1, :]
+        top = torch.max(logits, dim=-1, keepdim=True)[0]
+        log = logits - top - torch.log(torch.sum(torch.exp(logits - top), dim=-1, keepdim=True))
+        hot = torch.zeros_like(log)
+        hot.scatter_(-1, targets.unsqueeze(-1), 1)
+        return -torch.sum(hot * log) / len(logits)
+    if kind == "flat":
+        logits, targets = logits.flatten(0, 1), targets.flatten()
+    surprise = -log_softmax(logits)
+    return torch.mean(torch.gather(surprise, -1, targets.unsqueeze(-1)))
+
+
+class AdamW(torch.optim.Optimizer):
+    """By hand, one parameter after another, with new tensors for each result."""
+
+    def __init__(self, parameters, student: Student):
+        super().__init__(parameters, {"decay": student.decay})
+        if student.decay == "of new weights":
+            for p in self.param_groups[0]["params"]:
+                self.state[p] = {"m": torch.zeros_like(p.data), "v": torch.zeros_like(p.data)}
+
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            state, gradient = self.state[p], p.grad.data
+            if self.defaults["decay"] == "of new weights":
+                new_m = 0.9 * state["m"] + 0.1 * gradient
+                state["m"] = new_m
+                new_v = 0.99 * state["v"] + 0.01 * gradient**2
+                state["v"] = new_v
+                p.data = p.data - 0.1 * (new_m / (torch.sqrt(new_v) + 1e-8))
+                p.data = p.data - 0.1 * 0.0 * p.data
+                continue
+            if self.defaults["decay"] == "first":
+                p.data -= 0.1 * p.data
+            old_m = state.get("m", torch.zeros_like(gradient))
+            old_v = state.get("v", torch.zeros_like(gradient))
+            m = 0.9 * old_m + 0.1 * gradient
+            v = 0.99 * old_v + 0.01 * torch.square(gradient)
+            p.data -= 0.1 * m / (torch.sqrt(v) + 1e-8)
+            if self.defaults["decay"] == "last":
+                p.data -= 0.1 * p.data
+            state["m"], state["v"] = m, v
+
+
+def run(student: Student):
+    model = Decoder(student)
+    optimizer = AdamW(model.parameters(), student) if student.stage == "train" else None
+    shape = student.batch, student.length
+    words = torch.zeros(shape, dtype=torch.long)
+    targets = torch.zeros(shape if "last" not in student.loss else shape[:1], dtype=torch.long)
+    for step in range(student.steps):
+        with BF16() if student.bf16 else nullcontext():
+            if student.stage == "forward":
+                with student.no_grad():
+                    logits = model(words)
+                continue
+            logits = model(words)
+            if student.loss != "of torch":
+                loss = loss_of(logits, targets, student.loss)
+        if student.loss == "of torch":
+            loss = loss_of(logits, targets, student.loss)
+        loss.backward()
+        if optimizer:
+            optimizer.step()
+        model.zero_grad()
+        del logits, loss
+    return model, optimizer
+
+
+def last_step(student: Student) -> Simulation:
+    return simulate(partial(run, student), student.capability)

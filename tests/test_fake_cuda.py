@@ -191,6 +191,19 @@ def test_sums_under_autocast_cast_as_they_read():
     assert simulate(summed).by_category["temporaries"] < 20 * MiB  # the workspace and 2 MiB
 
 
+@pytest.mark.parametrize(("softmax", "more"), [(F.softmax, 1), (F.log_softmax, 0)])
+def test_backward_of_softmax_multiplies_first(softmax, more):
+    """CUDA's kernel takes the gradient times the output; that of log_softmax does not."""
+
+    def run():
+        x = torch.ones(64, 64, 256, requires_grad=True)
+        softmax(x, -1).backward(torch.ones_like(x))
+
+    on_gpu, on_cpu = (simulate(run, card).peak_allocated for card in ((8, 0), None))
+    workspaces = 2 * 8519680
+    assert on_gpu - on_cpu - workspaces == more * 4 * MiB
+
+
 def test_what_a_run_sets_for_the_process_is_put_back():
     def sets():
         torch.set_default_dtype(torch.float64)

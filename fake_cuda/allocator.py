@@ -34,15 +34,14 @@ class Allocator:
         size = max(512, -(-size // 512) * 512)
         small = size <= MiB
         pool = self.free[small]
-        k = bisect.bisect_left(pool, (size, 0))
+        k = bisect.bisect_left(pool, (size,))
         if k < len(pool):
             address = pool[k][1]
             block = self.take(address)
         else:
             own = -(-size // (2 * MiB)) * 2 * MiB
             block = 2 * MiB if small else own if size >= 10 * MiB else 20 * MiB
-            # The gap keeps blocks of two segments from being neighbours.
-            address, self.top = self.top, self.top + block + 2 * MiB
+            address = self.segment(block)
             self.reserved += block
             self.peak = max(self.peak, self.reserved)
         if block - size >= (512 if small else MiB + 1):
@@ -50,6 +49,12 @@ class Allocator:
             block = size
         self.put(address, block, small, False)
         self.where[i] = address
+
+    def segment(self, size: int) -> int:
+        """The address of a new segment, which is the driver's choice: here, above all others."""
+        # The gap keeps blocks of two segments from being neighbours.
+        address, self.top = self.top, self.top + size + 2 * MiB
+        return address
 
     def release(self, i: int) -> None:
         address = self.where.pop(i)

@@ -8,10 +8,10 @@ it gives the state at its beginning, in which the model starts.
     replayed = log.replay()
     replayed.segments == log.segments and replayed.reserved[-1] == log.reserved
 
-The driver's part is taken from the log: where a new segment lies, which decides between free blocks
-of equal size. Left out are several streams (refused), the moment without memory (an `oom` entry is
-passed over; a segment that CUDA gave back goes back when it did), expandable segments, and the time
-from `free_requested` to `free_completed`, in which a block waits for other streams.
+The driver's part comes from the log: where a new segment lies, which decides between free blocks of
+equal size. Left out are several streams (refused), running out of memory (an `oom` entry is passed
+over; a segment that CUDA gave back goes back when it did), expandable segments, and the time from
+`free_requested` to `free_completed`, in which a block waits for other streams.
 """
 
 import bisect
@@ -26,56 +26,49 @@ import numpy as np
 
 from .allocator import Allocator, MiB
 
-ALLOC, FREE, SEGMENT_ALLOC, SEGMENT_FREE = 0, 2, 3, 4
+ALLOC, FREE, SEGMENT_ALLOC, SEGMENT_FREE = 0, 2, 3, 4  # entries of other kinds change nothing
 BROKEN = (OSError, EOFError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
-BROKEN += (ValueError, TypeError, KeyError, IndexError)  # other arrays, or entries that do not fit
+BROKEN += (ValueError, TypeError, LookupError)  # other arrays, or entries that do not fit
 
 
 class Placed(Allocator):
-    """Starts with blocks in use, each named by CUDA's address, and puts segments where CUDA did.
+    """Starts with segments and blocks in use, and puts new segments where CUDA's driver did.
 
-    A block at CUDA's address a, in a segment that begins at s, lies at a + s: in the same order,
-    but blocks of two segments are never neighbours, which they often are in the driver's addresses.
+    A block is named by its address a in CUDA. If its segment begins at s, it lies at a + s here:
+    the order is the same, and blocks of two segments never touch, as they do in CUDA's addresses.
     """
 
-    def __init__(self, segments: dict[int, tuple[int, bool]], blocks: dict[int, int]):
+    def __init__(self, areas: dict[int, tuple[int, bool]], blocks: dict[int, int]):
         super().__init__()
-        self.starts, self.offer, self.top = sorted(segments), (0, 0), 2**60
-        where = sorted(blocks)
-        for start, (size, small) in segments.items():
-            at, end = start, start + size
-            inside = where[bisect.bisect_left(where, start) : bisect.bisect_left(where, end)]
-            for block in [*inside, end]:
-                if at < block:
-                    self.put(at + start, block - at, small, True)
-                if block < end:
-                    at = block + blocks[block]
-                    self.put(block + start, blocks[block], small, False)
-                    self.where[block] = block + start
-            self.reserved += size
-        self.peak = self.reserved
+        self.starts, self.offer, self.top = sorted(areas), None, 2**60
+        ranges = [*blocks.items(), *((start, size) for start, (size, _) in areas.items())]
+        edges = sorted({edge for start, size in ranges for edge in (start, start + size)})
+        for address, after in pairwise(edges):
+            size, small = areas[start := self.start_of(address)]
+            if address < start + size:  # else it lies between two segments
+                self.put(address + start, after - address, small, address not in blocks)
+        self.where = {address: address + self.start_of(address) for address in blocks}
+        self.reserved = self.peak = sum(size for size, _ in areas.values())
 
-    def place(self, address: int) -> int:
-        """Where the model has CUDA's address."""
-        return address + self.starts[bisect.bisect_right(self.starts, address) - 1]
+    def start_of(self, address: int) -> int:
+        return self.starts[bisect.bisect_right(self.starts, address) - 1]
 
     def segment(self, size: int) -> int:
-        (address, offered), self.offer = self.offer, (0, 0)
-        return 2 * address if size == offered else super().segment(size)
+        offer, self.offer = self.offer, None
+        return 2 * offer[0] if offer and offer[1] == size else super().segment(size)
 
     def give_back(self, address: int) -> None:
-        """A segment that CUDA gave back goes back, if nothing in it is in use here."""
         self.starts.remove(address)
         size, _, is_free = self.blocks.get(2 * address, (0, False, False))
-        if is_free and 2 * address + size not in self.blocks:
+        if is_free and 2 * address + size not in self.blocks:  # nothing of it is in use
             self.reserved -= self.take(2 * address)
 
 
 @dataclass
 class Replay:
-    """What the model made of a log, in bytes; the arrays have one value for each entry."""
+    """What the model made of a log. The arrays hold bytes after each entry."""
 
-    segments: list[tuple[int, int]]  # that it took from the driver: (entry of the request, size)
+    segments: list[tuple[int, int]]  # that it took: (entry of the request, size)
     elsewhere: list[int]  # the entries whose block lies at another address than CUDA's
     allocated: np.ndarray = field(repr=False)
     reserved: np.ndarray = field(repr=False)
@@ -84,7 +77,7 @@ class Replay:
 
 @dataclass
 class Log:
-    """A log of CUDA's allocator, with the state at its end. Sizes in bytes."""
+    """A log of CUDA's allocator, and the state at its end. Sizes in bytes."""
 
     entries: list[tuple[int, int, int]] = field(repr=False)  # (action, address, size asked for)
     areas: dict[int, tuple[int, bool]] = field(repr=False)  # a segment's address: (size, is small)
@@ -93,21 +86,21 @@ class Log:
     @property
     def segments(self) -> list[tuple[int, int]]:
         """What CUDA took from the driver: (entry of the request, size)."""
-        # The segment's own entry comes just before the request's.
+        # The segment's own entry stands just before the request's.
         taken = enumerate(self.entries, start=1)
         return [(k, size) for k, (action, _, size) in taken if action == SEGMENT_ALLOC]
 
     @property
     def allocated(self) -> int:
-        """Bytes in blocks, as torch.cuda.memory_allocated() counts them."""
+        """Bytes of blocks in use, as torch.cuda.memory_allocated() counts."""
         return sum(self.blocks.values())
 
     @property
     def reserved(self) -> int:
         return sum(size for size, _ in self.areas.values())
 
-    def start(self) -> tuple[dict[int, tuple[int, bool]], dict[int, int]]:
-        """Segments and blocks before the first entry: those of the end, undone entry by entry."""
+    def start(self) -> Placed:
+        """The model in the state before the first entry: the end, undone entry by entry."""
         areas, blocks = dict(self.areas), dict(self.blocks)
         starts, order = sorted(areas), sorted(blocks)
         for action, address, size in reversed(self.entries):
@@ -117,65 +110,58 @@ class Log:
             elif action == FREE:
                 order.insert(k, address)
                 blocks[address] = max(512, -(-size // 512) * 512)
-                # The log has the size asked for, and a large block also keeps what is too little to
-                # split off. No free block is so small: such a gap is the end of the block below it.
-                for near, above in pairwise([*order[max(k - 1, 0) : k + 2], 2**60]):
-                    start = starts[bisect.bisect_right(starts, near) - 1]
-                    length, small = areas[start]
-                    gap = min(above, start + length) - near - blocks[near]
-                    blocks[near] += gap if not small and gap <= MiB else 0
+                # This is what was asked for. A large block also keeps what is too small to split
+                # off, and no free block is that small: so near a gap is the end of the block below.
+                for block, above in pairwise([*order[max(k - 1, 0) : k + 2], 2**60]):
+                    begin = starts[bisect.bisect_right(starts, block) - 1]
+                    gap = min(above, begin + areas[begin][0]) - block - blocks[block]
+                    blocks[block] += gap if gap <= MiB and not areas[begin][1] else 0
             elif action == SEGMENT_ALLOC:
                 del areas[address], starts[bisect.bisect_left(starts, address)]
             elif action == SEGMENT_FREE:
                 areas[address] = size, size == 2 * MiB
                 bisect.insort(starts, address)
-        return areas, blocks
+        return Placed(areas, blocks)
 
     def replay(self, stop: int | None = None) -> Replay:
-        """Send the requests to the model, all or those before entry `stop`."""
-        model, taken, elsewhere, now = Placed(*self.start()), [], [], []
-        allocated = sum(size for size, _, is_free in model.blocks.values() if not is_free)
+        """Send the model the requests: all of them, or those before entry `stop`."""
+        model, taken, elsewhere, now = self.start(), [], [], []
         for k, (action, address, size) in enumerate(self.entries[:stop]):
             before = model.reserved
             if action == ALLOC:
                 model.malloc(address, size)
-                allocated += model.blocks[model.where[address]][0]
                 if model.reserved > before:
                     taken.append((k, model.reserved - before))
-                if model.where[address] != model.place(address):
+                if model.where[address] != address + model.start_of(address):
                     elsewhere.append(k)
             elif action == FREE:
-                allocated -= model.blocks[model.where[address]][0]
                 model.release(address)
             elif action == SEGMENT_ALLOC:
                 model.offer = address, size
                 bisect.insort(model.starts, address)
             elif action == SEGMENT_FREE:
                 model.give_back(address)
-            now.append((allocated, model.reserved))
-        curves = np.array(now, dtype=np.int64).reshape(-1, 2)
-        return Replay(taken, elsewhere, *curves.T, model)
+            now.append((model.allocated, model.reserved))
+        return Replay(taken, elsewhere, *np.array(now, np.int64).reshape(-1, 2).T, model)
 
 
 def read_log(path: str | Path) -> Log:
-    """The log in an npz file. FileNotFoundError or ValueError, in a sentence, if there is none."""
+    """The log in a file. FileNotFoundError or ValueError, a sentence, if there is none to read."""
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there: take a log of data/cuda_logs")
+        raise FileNotFoundError(f"{path} is not there: the course's logs are in data/cuda_logs")
     try:
         with np.load(path) as arrays:
-            streams = np.unique(arrays["stream"]) if "stream" in arrays else [0]
-            names = ("action", "addr", "size", "segments", "blocks")
-            action, address, size, segments, blocks = (arrays[name].tolist() for name in names)
-        entries = list(zip(action, address, size, strict=True))
-        areas = {start: (size, bool(small)) for start, size, small in segments}
-        log = Log(entries, areas, {start: size for start, size, used in blocks if used})
+            found = {name: arrays[name].tolist() for name in arrays}
+        entries = list(zip(found["action"], found["addr"], found["size"], strict=True))
+        areas = {start: (size, bool(small)) for start, size, small in found["segments"]}
+        log = Log(entries, areas, {start: size for start, size, used in found["blocks"] if used})
         log.start()
     except BROKEN as error:
         raise ValueError(
             f"{path} is not a whole log of CUDA's allocator: fetch it again, or read in "
-            "data/cuda_logs/README.md which arrays it needs"
+            "data/cuda_logs/README.md which arrays a log has"
         ) from error
-    if len(streams) > 1:
-        raise ValueError(f"{path} has requests of {len(streams)} streams, and the model knows one")
+    if len(streams := set(found.get("stream", ()))) > 1:
+        raise ValueError(f"{path} has requests of {len(streams)} streams: the model knows one")
     return log

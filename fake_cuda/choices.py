@@ -143,10 +143,15 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
     def to_host(tensor):
         copy = torch.empty_like(tensor)
         trace.see(copy, HOST)
+        trace.work.copy(tensor, trace)
         return copy
 
-    def save_on_cpu(self, *_, **__):  # what comes back from the host is a new tensor on the GPU
-        saved.saved_tensors_hooks.__init__(self, to_host, torch.empty_like)
+    def from_host(tensor):  # what comes back is a new tensor on the GPU
+        trace.work.copy(tensor, trace)
+        return torch.empty_like(tensor)
+
+    def save_on_cpu(self, *_, **__):
+        saved.saved_tensors_hooks.__init__(self, to_host, from_host)
 
     begin = torch.autocast.__init__
 
@@ -183,7 +188,7 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
             patch.object(trainer, "clear_device_cache", trace.empty_cache),
             patch.object(torch.cuda, "empty_cache", trace.empty_cache),
             patch.object(torch.accelerator, "empty_cache", trace.empty_cache),
-            patch.object(torch.cuda, "synchronize", lambda *_: None),
+            patch.object(torch.cuda, "synchronize", lambda *_: trace.work.wait(trace)),
             patch.object(torch.cuda, "reset_peak_memory_stats", lambda *_: None),
         ):
             yield

@@ -1,5 +1,6 @@
 """A run on fake tensors, replayed through the allocator's model: peaks, categories, timeline."""
 
+import dataclasses
 import math
 import threading
 import warnings
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
+from . import cost
 from .allocator import Allocator
 from .choices import cuda_choices, fake_modules
 from .scratch import Card
@@ -40,7 +42,8 @@ class Simulation:
 
     `peak_allocated` is all tensors at the worst moment, `by_category` splits that moment, and
     `peak_by_category` holds each category's own maximum. `peak_reserved` is what the caching
-    allocator takes for them; None for a CPU, which has none.
+    allocator takes for them; None for a CPU, which has none. `time` is the last step's, where a
+    card was given.
     """
 
     peak_allocated: int
@@ -53,20 +56,27 @@ class Simulation:
     # and where each phase starts: (event, "forward" | "backward" | "optimizer step").
     timeline: np.ndarray | None = field(default=None, repr=False)
     phases: list[tuple[int, str]] = field(default_factory=list, repr=False)
+    time: cost.Time | None = None
 
 
 def simulate(
-    run: Callable, capability: tuple[int, int] | None = (8, 0), sms: int = 108
+    run: Callable,
+    capability: tuple[int, int] | None = (8, 0),
+    sms: int = 108,
+    card: cost.Card | None = None,
+    **speed,
 ) -> Simulation:
     """Simulate `run`, a function that builds its model on the CPU and takes two optimizer steps.
 
     `capability` is the compute capability of the card, `sms` its number of multiprocessors (an
-    A100's if not told), which sums use; None simulates a CPU. Tensors have no
+    A100's if not told), which sums use; None simulates a CPU. A `card` brings both, and the time
+    of a step; `speed` are keywords of `cost.step_time`, `host` and `repeat`. Tensors have no
     values: `.item()` is 1 and a condition is False. ValueError if `run` needs values, a GPU,
     torch.compile, or a tensor or model made outside of it. Random numbers and Accelerate's state
     are put back.
     """
-    capability = capability and tuple(capability)
+    capability = card.capability if card else capability and tuple(capability)
+    sms = card and card.sms or sms
     trace = Trace(Card(capability, sms) if capability else None)
     try:
         with (
@@ -82,6 +92,7 @@ def simulate(
         ):
             kept = run()
             events, kinds = trace.so_far()  # what dies after this line is not part of the run
+            phases = list(trace.phases)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ValueError(NO_VALUES) from error
     except (AssertionError, RuntimeError) as error:
@@ -90,8 +101,34 @@ def simulate(
             raise
         raise ValueError(f"the run uses {why}") from error
     found = _replay(events, kinds, trace.size, trace.cuda)
+    if card:
+        found.time = _time(trace.work.operations, phases, card, **speed)
     del kept
     return found
+
+
+def _time(operations: list, phases: list[str], card: cost.Card, **speed) -> cost.Time:
+    """The time of the last step; without a step of an optimizer, from the last forward pass on."""
+    ends = _ends(phases)
+    if ends:
+        first, last = ends[-2] if len(ends) > 1 else 1, ends[-1]
+        note = ""
+    else:
+        starts = [k for k, name in enumerate(phases) if name == "forward"] or [len(phases)]
+        first, last = starts[-1], len(phases)
+        note = "No optimizer step was seen: the time is that from the last forward pass on."
+    if not any(first <= op.phase < last for op in operations):
+        return cost.Time(note="No time is predicted: no step was seen.")
+    # What precedes the first forward pass builds the model, but between steps gradients are freed.
+    step = [op for op in operations if first <= op.phase < last]
+    found = cost.step_time(step, phases, card, **speed)
+    return dataclasses.replace(found, note=found.note or note)
+
+
+def _ends(names: list[str]) -> list[int]:
+    """Where steps end, in a list of phases."""
+    ends = [k for k, name in enumerate(names) if name == "between steps"]
+    return [k for k in ends if names[k + 1 : k + 2] != ["optimizer step"]]  # two share a step
 
 
 def _replay(events: list, kinds: list[str], sizes: list[int], cuda: bool) -> Simulation:
@@ -120,9 +157,7 @@ def _replay(events: list, kinds: list[str], sizes: list[int], cuda: bool) -> Sim
             change[at, column[kinds[i]]] = math.copysign(taken[i], size)
     bytes_now = change.cumsum(axis=0)
     top = int(bytes_now.sum(axis=1).argmax())
-    names = [*(name for _, name in phases), ""]
-    ends = [k for k, name in enumerate(names) if name == "between steps"]
-    ends = [k for k in ends if names[k + 1] != "optimizer step"]  # two optimizers share a step
+    ends = _ends([name for _, name in phases])
     first, last = (ends[-2] + 1, ends[-1]) if len(ends) > 1 else (0, len(phases) - 1)
     begin = phases[first][0] if phases else 0
     stop = phases[last + 1][0] if last + 1 < len(phases) else None  # an evaluation may follow

@@ -14,6 +14,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .cost import Work
 from .scratch import PRODUCTS, Card, scratch, workspace
 
 aten = torch.ops.aten
@@ -74,6 +75,7 @@ class Trace(TorchDispatchMode):
         # i: storage i is born, ~i: it dies; text: a phase begins, or the cache is emptied.
         self.events: list[int | str] = []
         self.zeros: int | None = None  # the last operation's result, if that was zeros
+        self.work = Work()
         _alone()  # which no mode may disturb
 
     def empty_cache(self, *_) -> None:
@@ -131,6 +133,7 @@ class Trace(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is aten._local_scalar_dense.default:
             # .item() and bool(): a fake tensor has no value. False keeps padding masks in place.
+            self.work.wait(self)
             if args[0].dtype == torch.bool:
                 return False
             return 1.0 if args[0].is_floating_point() else 1
@@ -140,9 +143,11 @@ class Trace(TorchDispatchMode):
                 func = self.in_place(func, args) or func
         out = func(*args, **(kwargs or {}))
         self.zeros = id(out) if func in ZEROS else None
-        for tensor in tree_leaves(out):
+        leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        for tensor in leaves:
             self.see(tensor)
         if self.cuda:
+            self.work.see(func, args, kwargs, leaves, self)
             self.inside(func, args)
         if self.cuda and func is aten.bernoulli_.float:
             # The CPU's dropout keeps a mask in the input's type, CUDA's fused kernel a bool mask
@@ -153,6 +158,10 @@ class Trace(TorchDispatchMode):
             # (softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu).
             self.see(args[0] * args[1])
         return out
+
+    @property
+    def in_backward(self) -> bool:
+        return in_backward() != -1
 
     def inside(self, func, args) -> None:
         """What a kernel allocates for itself."""
@@ -200,10 +209,14 @@ class Trace(TorchDispatchMode):
         def before(optimizer, *_):
             if in_backward() == -1:  # else an optimizer that works inside of backward
                 self.phase("optimizer step")
+            unscaled = 0
             for parameter in (p for g in optimizer.param_groups for p in g["params"]):
                 self.see(parameter, "parameters")
                 if parameter.grad is not None:
                     self.see(parameter.grad, "gradients")
+                    unscaled += parameter.grad.nbytes
+            if self.fp16 and in_backward() == -1:
+                self.work.unscale(unscaled, self)
 
         def after(optimizer, *_):
             paged = getattr(optimizer, "is_paged", False)

@@ -1,0 +1,454 @@
+"""How long a step takes on a card: its kernels one after another, and the host that issues them.
+
+A matrix product is cut into tiles that the multiprocessors take wave by wave, fused attention has
+shares of the peak of its own, a copy waits for the bus, and all else moves bytes. The host issues
+operation after operation into a queue: the slower of the two sets the pace, and both meet wherever
+the run asks for a value (`.item()`). Compiled code and Triton kernels are not seen.
+"""
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+KINDS = ("host", "matrix products", "attention", "memory traffic", "copies")
+HOST_SECONDS = 12e-6  # for an operation of a forward pass that keeps a graph: see `measure_host`
+
+
+class Constant(NamedTuple):
+    value: float
+    source: str
+
+
+MAMF = "stas00/ml-engineering compute/accelerator @744d01e, best product found / data sheet"
+FA2 = "FlashAttention-2 (arXiv 2307.08691), section 4.1: A100, causal and not, share of 312 TFLOPS"
+FA3 = "FlashAttention-3 (arXiv 2407.08608), section 4.1: FlashAttention-2 on an H100"
+ROWS = "rows that calibrate in data/measurements/speeds.csv"
+CONSTANTS = {
+    "products, 8.0": Constant(0.87, MAMF),
+    "products, 9.0": Constant(0.80, MAMF),
+    "products, 10.0": Constant(0.78, MAMF),
+    "products": Constant(0.83, "assumed: between the three above, for cards without a measurement"),
+    "float32, 64 lanes": Constant(0.92, f"{ROWS}: guide-2022 (flat from 0.90 to 0.96)"),
+    "float32, 128 lanes": Constant(0.70, f"{ROWS}: decoder-b200, decoder-h100"),
+    "unaligned products": Constant(0.33, "llms-from-scratch's compiled rows: 50,257 or 50,304 words"),
+    "seconds of a wave": Constant(1.5e-6, "assumed: filling the pipeline of loads, about 2 us"),
+    "stream": Constant(0.83, "pytorch/pytorch pull 195542: vectorised copies, 1.25 of 1.555 TB/s"),
+    "scatter": Constant(0.65, "the same pull: copies of bf16 to float32, 1.11 TB/s, and gaps"),
+    "norms": Constant(0.45, "pytorch/pytorch pull 87445: [8192, 1024] on an A100, 0.37 to 0.51"),
+    "seconds of a kernel": Constant(2.5e-6, "assumed: start and end of a kernel in a full queue"),
+    "attention": Constant(0.60, FA2),
+    "attention, backward": Constant(0.50, FA2),
+    "attention, 9.0": Constant(0.35, f"{FA3}; assumed of 10.0 too"),
+    "attention, 9.0, backward": Constant(0.30, f"{FA3}; assumed of 10.0 too"),
+    "attention by cuDNN": Constant(0.55, f"{FA3}: cuDNN, forward; backward a tenth less"),
+    "efficient attention": Constant(0.35, "assumed: between FlashAttention 1 and 2"),
+    "efficient attention, backward": Constant(0.25, "assumed: between FlashAttention 1 and 2"),
+    "bus": Constant(0.80, "assumed: of the bus's rate, from pinned memory"),
+    "host, no gradients": Constant(0.60, f"{ROWS}: book-b200, against a forward pass with a graph"),
+    "host, backward": Constant(0.75, f"{ROWS}: of the time in forward, as C++ walks the graph"),
+    "host, update": Constant(0.75, f"{ROWS}: t5-base, of the time in forward"),
+    "host, bitsandbytes": Constant(3.3, f"{ROWS}: guide-2022, 8-bit Adam's call of a parameter"),
+    "host, view": Constant(0.30, "assumed: no kernel is launched"),
+    "host, tensor of a list": Constant(0.05, "assumed: about 0.6 us of a list operation's tensor"),
+    "seconds of a wait": Constant(8e-6, "assumed: from the end of a kernel to the host and back"),
+}
+VALUES = {name: constant.value for name, constant in CONSTANTS.items()}
+# How far the card's and the host's times may be off: what the judging rows justify.
+CARD_RANGE, HOST_RANGE = (0.8, 1.3), (0.5, 2.0)
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+L2_BYTES = 64  # that come to a multiprocessor each clock (CUDA C++ Best Practices, Nsight Compute)
+LISTED = 100  # tensors of a list operation that one kernel takes (MultiTensorApply.cuh)
+# GB/s one way of PCI Express 3, 4 and 5 with 16 lanes, by generation of card (data sheets).
+BUS = {6: 16e9, 7: 16e9, 8: 32e9, 9: 64e9, 10: 64e9, 12: 64e9}
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card's rates: `rates` in operations a second by type of a product, "float32", "tf32",
+    "float16", "bfloat16"; `bandwidth` in bytes a second; None or missing where nobody states it."""
+
+    name: str
+    capability: tuple[int, int]
+    sms: int | None
+    bandwidth: float | None
+    rates: dict[str, float | None]
+    tf32: bool = False  # whether products of float32 run as tf32
+
+
+@dataclass(frozen=True)
+class Time:
+    """A step's time in seconds, and the range that the comparisons with real cards justify.
+
+    `shares` splits it by `KINDS` (host: the card stands idle) and `phases` by phase. `flops` are
+    those of all products, `model_flops` without recomputation; `ideal_seconds` is what they would
+    take at the data sheet's rates. Without `step_seconds`, `note` says what is missing.
+    """
+
+    step_seconds: float | None = None
+    low: float | None = None
+    high: float | None = None
+    limited_by: str = ""
+    shares: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
+    flops: float = 0.0
+    model_flops: float = 0.0
+    ideal_seconds: float = 0.0
+    note: str = ""
+
+
+class Operation(NamedTuple):
+    """What one call asks of host and card. `work`: what the time of its kernel depends on."""
+
+    phase: int  # its place in `Trace.phases`
+    issued: str  # what the host pays for: "forward", "backward", "update", ...
+    kind: str  # "product", "attention", "stream", "scatter", "norms", "bus", "view" or "wait"
+    work: tuple = ()
+    moved: int = 0  # bytes
+    tensors: int = 0  # of a list operation
+    flops: float = 0.0
+    again: bool = False  # recomputed
+
+
+# ------------------------------------------------------------------------------ what operations ask
+NO_KERNEL = set("_unsafe_view empty empty_like empty_strided new_empty resize_ set_ lift_fresh".split())
+WRITES_ONLY = set("zero_ fill_ copy_ normal_ uniform_ _foreach_zero_ _foreach_copy_".split())
+ROWS_ONLY = set("embedding index_select gather index".split())  # read no more than they return
+NORMS = ("native_layer_norm", "_fused_rms_norm", "native_group_norm", "native_batch_norm")
+OPERANDS = {"mm": (0, 1), "addmm": (1, 2), "_addmm_activation": (1, 2), "bmm": (0, 1)}
+OPERANDS |= {"baddbmm": (1, 2), "_grouped_mm": (0, 1), "_scaled_mm": (0, 1), "_int_mm": (0, 1)}
+TYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+TYPES |= {torch.float64: "float64", torch.int8: "int8", torch.float8_e4m3fn: "int8"}
+UPDATES = ("update", "bitsandbytes")
+
+
+def _size(t) -> int:
+    """Bytes of a tensor; what is only expanded counts once."""
+    if 0 not in t.stride():
+        return t.numel() * t.element_size()
+    return t.element_size() * math.prod(n for n, s in zip(t.shape, t.stride(), strict=True) if s)
+
+
+@cache
+def _facts(func) -> tuple:
+    """An operation's name, whether it counts, has no kernel, what it writes, where it is causal."""
+    name, schema = func.overloadpacket.__name__, func._schema
+    known = func.namespace in ("aten", "bitsandbytes")
+    view = name in NO_KERNEL or any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
+    # A fused optimizer may write gradients, but does so only for a GradScaler's scale.
+    writes = [bool(a.alias_info and a.alias_info.is_write and a.name != "grads") for a in schema.arguments]
+    names = [a.name for a in schema.arguments]
+    causal = names.index("is_causal") if "is_causal" in names else None
+    return name, known, view, writes, causal
+
+
+def _products(name: str, args, outs, tf32: bool) -> list[tuple]:
+    """Matrix products of an operation: (batch, rows, columns, inner, type, whether aligned)."""
+    if name == "int8_linear_matmul":  # bitsandbytes: both operands lie with the inner side last
+        a, b = args[0], args[1]
+        return [(1, a.numel() // a.shape[-1], b.shape[0], a.shape[-1], "int8", True)]
+    if name.startswith("convolution"):
+        back = name.endswith("backward")
+        out, image, weight = (args[0], args[1], args[2]) if back else (outs[0], args[0], args[1])
+        groups = args[9] if back else args[8]
+        kind = TYPES.get(weight.dtype, "float32")
+        kind = "tf32" if kind == "float32" else kind  # cuDNN's default (torch.backends.cudnn)
+        rows, columns = out.numel() // out.shape[1], weight.shape[0] // groups
+        shape = (groups, rows, columns, weight[0].numel(), kind, True)
+        return [shape] * (sum(args[10][:2]) if back else 1)
+    a, b = (args[i] for i in OPERANDS[name])
+    kind = TYPES.get(a.dtype, "float32")
+    kind = "tf32" if kind == "float32" and tf32 else kind
+    even = all(max(t.stride()[-2:]) * t.element_size() % 16 == 0 for t in (a, b))
+    batch = a.shape[0] if a.dim() == 3 else b.shape[0] if b.dim() == 3 else 1
+    rows = a.shape[-2] if a.dim() == 3 else -(-a.shape[0] // batch)
+    return [(batch, rows, b.shape[-1], a.shape[-1], kind, even)]
+
+
+class Work:
+    """The operations of a run, as the trace sees them."""
+
+    def __init__(self):
+        self.operations: list[Operation] = []
+        self.masks: set[int] = set()  # numbers of the storages that hold dropout's masks
+
+    def see(self, func, args, kwargs, leaves: list, trace) -> None:
+        """One call: `leaves` are the tensors it returned, `trace` a `Trace`."""
+        name, known, view, writes, causal = _facts(func)
+        if not known:  # questions and marks of the profiler
+            return
+        issued = self.issued(trace) if func.namespace == "aten" else "bitsandbytes"
+        phase = len(trace.phases) - 1
+        if view:
+            self.operations.append(Operation(phase, issued, "view"))
+            return
+        if name in ("bernoulli_", "div_"):  # CUDA's dropout draws and scales in its only kernel
+            if name == "bernoulli_":
+                self.masks.add(trace.ids[args[0].untyped_storage()._cdata])
+            if self.is_mask(args[0], trace):
+                return
+        moved = count = 0
+        shapes, even = set(), True
+        inputs = [(arg, i < len(writes) and writes[i]) for i, arg in enumerate(args)]
+        inputs += [(arg, False) for arg in kwargs.values()] if kwargs else []
+        inputs += [(leaves, None)] if not any(writes) else []
+        for value, writing in inputs:
+            for t in (value,) if isinstance(value, torch.Tensor) else _tensors(value):
+                mask = self.masks and self.is_mask(t, trace)
+                n = t.numel() if mask else _size(t)  # a byte for each value on CUDA
+                if name in ROWS_ONLY:
+                    n = 2 * n if writing is None else 0
+                moved += 2 * n if writing and name not in WRITES_ONLY else n
+                count += 1
+                if t.dim():
+                    shapes.add((t.shape, t.dtype))
+                    even = even and t.is_contiguous()
+        listed = name.startswith(("_foreach", "_fused_ada", "_fused_sgd"))
+        # Vector loads need operands of one type and shape without gaps (CUDALoops.cuh).
+        kind = "stream" if listed or even and len(shapes) < 2 else "scatter"
+        kind = "norms" if name.startswith(NORMS) else kind
+        work, flops = (), 0.0
+        if name in OPERANDS or name.startswith("convolution") or name == "int8_linear_matmul":
+            tf32 = torch.get_float32_matmul_precision() != "highest"
+            kind, work = "product", tuple(_products(name, args, leaves, tf32))
+            flops = sum(2.0 * b * m * n * k for b, m, n, k, *_ in work)
+        elif name.startswith("_scaled_dot_product"):
+            back = name.endswith("backward")
+            q, k = args[1:3] if back else args[:2]
+            half = causal is not None and causal < len(args) and args[causal]
+            flops = 4.0 * q.numel() * k.shape[-2] * (2.5 if back else 1) / (2 if half else 1)
+            which = next((w for w in ("flash", "cudnn") if w in name), "efficient")
+            kind, work = "attention", (flops, which, back, TYPES.get(q.dtype, "float32"))
+        again = issued == "forward" and trace.phases[-1] == "backward"
+        tensors = count if listed else 0
+        self.operations.append(Operation(phase, issued, kind, work, moved, tensors, flops, again))
+
+    @staticmethod
+    def issued(trace) -> str:
+        """What the host pays for an operation now."""
+        if trace.phases[-1] == "optimizer step":
+            return "update"
+        if not torch.is_grad_enabled():
+            return "backward" if trace.in_backward else "no gradients"
+        return "forward"  # a checkpointed layer too, which Python computes anew
+
+    def wait(self, trace) -> None:
+        """The host asks for a value. Adam's step counters are on the CPU: nobody waits for them."""
+        if trace.phases[-1] != "optimizer step":
+            self.operations.append(Operation(len(trace.phases) - 1, "forward", "wait"))
+
+    def copy(self, tensor, trace) -> None:
+        """A tensor goes to the host's memory or comes back."""
+        phase = len(trace.phases) - 1
+        self.operations.append(Operation(phase, self.issued(trace), "bus", (), _size(tensor)))
+
+    def unscale(self, gradients: int, trace) -> None:
+        """A GradScaler reads and writes all gradients, then asks whether all are finite."""
+        phase = len(trace.phases) - 1
+        self.operations.append(Operation(phase, "update", "stream", (), 2 * gradients))
+        self.operations.append(Operation(phase, "update", "wait"))
+
+    def is_mask(self, t, trace) -> bool:
+        return trace.ids.get(t.untyped_storage()._cdata) in self.masks
+
+
+def _tensors(value) -> Iterable:
+    """The tensors in a list or tuple of arguments."""
+    if not isinstance(value, list | tuple):
+        return ()
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+# ------------------------------------------------------------------------------ what a card needs
+class Missing(ValueError):
+    """A rate that nobody stated for a card."""
+
+
+class Kernels:
+    """Seconds of kernels on a card."""
+
+    def __init__(self, card: Card):
+        self.card, major = card, card.capability[0]
+        for what, value in (("multiprocessors", card.sms), ("bandwidth", card.bandwidth)):
+            if not value:
+                raise Missing(what)
+        generation = "9.0" if major >= 9 else ""
+        self.flash = "attention" + (f", {generation}" if generation else "")
+        exact = f"products, {card.capability[0]}.{card.capability[1]}"
+        self.share = VALUES.get(exact, VALUES["products"])
+        self.lanes = 64 if card.capability in ((6, 0), (7, 0), (7, 5), (8, 0)) else 128
+
+    def rate(self, kind: str) -> float:
+        """Peak operations a second of a type of product: data sheet, without sparsity."""
+        rates, card = self.card.rates, self.card
+        if kind == "tf32" or kind == "float32" and card.tf32:
+            kind = "tf32" if rates.get("tf32") else "float32"
+        if kind == "int8":  # twice the rate of 16 bits since Turing (architecture whitepapers)
+            return 2 * self.rate("float16")
+        if not rates.get(kind):
+            raise Missing(f"rate of {kind} products")
+        return rates[kind]
+
+    def product(self, batch, m, n, k, kind, aligned) -> float:
+        """The best of some shapes of tiles and splits of the inner side.
+
+        A multiprocessor computes a tile or waits for its operands from the L2 cache, whichever is
+        longer, wave by wave; the results are stored when a wave is done. Never less than its bytes.
+        """
+        card, peak = self.card, self.rate(kind)
+        lanes = "float32, 64 lanes" if self.lanes == 64 else "float32, 128 lanes"
+        tensor_cores = kind != "float32" or card.tf32 and card.rates.get("tf32")
+        rate = peak * (self.share if tensor_cores else VALUES[lanes])
+        rate *= 1 if aligned or not tensor_cores else VALUES["unaligned products"]
+        width = {"int8": 1, "float16": 2, "bfloat16": 2, "float64": 8}.get(kind, 4)
+        # Each lane of a multiprocessor does two operations a clock: so many clocks a second.
+        clocks = self.rate("float32") / (2 * self.lanes)
+        best = math.inf
+        for high, wide in TILES:
+            tiles = batch * math.ceil(m / high) * math.ceil(n / wide)
+            each = max(2 * high * wide / rate, (high + wide) * width / (L2_BYTES * clocks))
+            for split in (1, 2, 4, 8, 16):
+                if split > 1 and k / split < 256:
+                    break
+                waves = math.ceil(tiles * split / card.sms)
+                stored = batch * m * n * (max(width, 2) + (8 * split if split > 1 else 0))
+                seconds = waves * (each * card.sms * k / split + VALUES["seconds of a wave"])
+                best = min(best, seconds + stored / card.bandwidth / VALUES["stream"])
+        return best
+
+    def attention(self, flops, which, back, kind) -> float:
+        if kind == "float32" and self.card.rates.get("tf32"):  # three passes of tf32 for each
+            peak = self.rate("tf32") / 3  # (OpMultiplyAddFastF32 in mem_eff_attention)
+        else:
+            peak = self.rate(kind)
+        name = {"flash": self.flash, "efficient": "efficient attention"}.get(which)
+        if name is None:
+            return flops / (peak * VALUES["attention by cuDNN"] * (0.9 if back else 1))
+        return flops / (peak * VALUES[name + (", backward" if back else "")])
+
+    def seconds(self, op: Operation) -> tuple[str, float]:
+        """The kind of limit, of `KINDS`, and the seconds on the card."""
+        if op.kind == "bus":
+            bus = BUS.get(self.card.capability[0], max(BUS.values()))
+            return "copies", op.moved / bus / VALUES["bus"]
+        share = VALUES[op.kind if op.kind in VALUES and op.kind != "attention" else "stream"]
+        bytes_only = op.moved / self.card.bandwidth / share
+        kind, needed = "memory traffic", 0.0
+        if op.kind == "product":
+            kind, needed = "matrix products", sum(self.product(*shape) for shape in op.work)
+        elif op.kind == "attention":
+            kind, needed = "attention", self.attention(*op.work)
+        kernels = max(1, op.tensors // LISTED, len(op.work) if op.kind == "product" else 1)
+        return kind, max(bytes_only, needed) + kernels * VALUES["seconds of a kernel"]
+
+
+# ------------------------------------------------------------------------------ host and card
+def _run(rows: list[tuple], card: float, host: float) -> dict[tuple[str, str], float]:
+    """Seconds by (phase, kind) of a step among others like it; both factors stretch a side."""
+    now = queue = 0.0  # the host's clock; when the card will have done what it was given
+    latency = VALUES["seconds of a wait"]
+    spent: dict[tuple[str, str], float] = {}
+    for _ in range(2):  # the host runs ahead into the next step: the second one counts
+        spent, began = {}, max(queue, 0.0)
+        for phase, kind, seconds, issue in rows:
+            if kind == "wait":
+                now = max(now, queue) + latency
+                continue
+            now += issue * host
+            if not kind:  # a view
+                continue
+            start = max(queue, now + latency / 2)
+            key = phase, "host"
+            spent[key] = spent.get(key, 0.0) + start - queue
+            queue = start + seconds * card
+            key = phase, kind
+            spent[key] = spent.get(key, 0.0) + seconds * card
+        if now > queue and rows:  # what the host still does when the card is done
+            key = rows[-1][0], "host"
+            spent[key] = spent.get(key, 0.0) + now - queue
+            queue = now
+    del began
+    return spent
+
+
+def step_time(
+    operations: list[Operation],
+    phases: list[str],
+    card: Card,
+    *,
+    host: float = HOST_SECONDS,
+    repeat: float = 1,
+) -> Time:
+    """The time of a step of these operations, whose `phase` counts in `phases`.
+
+    `host` is the host's seconds for one operation; `repeat` says how many times the forward and
+    backward passes are done, where few micro-batches stand for many. A rate that the card lacks is
+    named in `note`.
+    """
+    flops = sum(op.flops for op in operations)
+    try:
+        kernels = Kernels(card)
+        known: dict[tuple, tuple[str, float]] = {}
+        rows, ideal = [], 0.0
+        for op in operations:
+            issue = host * VALUES.get(f"host, {op.issued}", 1.0)
+            if op.kind in ("view", "wait"):
+                issue *= VALUES["host, view"]
+                rows.append((phases[op.phase], "wait" if op.kind == "wait" else "", 0.0, issue))
+                continue
+            key = op.kind, op.work, op.moved, op.tensors
+            if key not in known:
+                known[key] = kernels.seconds(op)
+            issue += host * op.tensors * VALUES["host, tensor of a list"]
+            rows.append((phases[op.phase], *known[key], issue))
+            if op.flops and not op.again:
+                types = {shape[4] for shape in op.work} if op.kind == "product" else {op.work[3]}
+                ideal += op.flops / min(kernels.rate(kind) for kind in types)
+    except Missing as missing:
+        note = f"No time is predicted: the {missing} of {card.name} is not known."
+        return Time(flops=flops, note=note)
+    again = {"forward": repeat, "backward": repeat}
+
+    def total(card: float, host: float) -> dict[tuple[str, str], float]:
+        spent = _run(rows, card, host)
+        return {key: n * again.get(key[0], 1) for key, n in spent.items()}
+
+    spent = total(1, 1)
+    seconds = sum(spent.values())
+    split = [{}, {}]
+    for key, n in spent.items():
+        for part, name in zip(split, key, strict=True):
+            part[name] = part.get(name, 0.0) + n / (seconds or 1)
+    shares = {kind: split[1].get(kind, 0.0) for kind in KINDS}
+    times = [op.flops * again.get(phases[op.phase], 1) for op in operations]
+    return Time(
+        step_seconds=seconds,
+        low=sum(total(CARD_RANGE[0], HOST_RANGE[0]).values()),
+        high=sum(total(CARD_RANGE[1], HOST_RANGE[1]).values()),
+        limited_by=max(shares, key=shares.get),
+        shares=shares,
+        phases=split[0],
+        flops=sum(times),
+        model_flops=sum(n for n, op in zip(times, operations, strict=True) if not op.again),
+        ideal_seconds=ideal * repeat,
+    )
+
+
+def measure_host(device: str = "cuda", seconds: float = 2.0) -> float:
+    """Seconds that this machine's host needs for an operation of a forward pass: for `host`.
+
+    A long chain of tiny operations keeps the card waiting, so that the host sets the pace.
+    """
+    weight = torch.zeros(8, 8, device=device, requires_grad=True)
+    x, count, began = weight, 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        x = weight
+        for _ in range(500):
+            x = torch.tanh(x) + weight
+        count += 1000
+    return (time.perf_counter() - began) / count

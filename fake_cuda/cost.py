@@ -70,15 +70,31 @@ BUS = {6: 16e9, 7: 16e9, 8: 32e9, 9: 64e9, 10: 64e9, 12: 64e9}
 
 @dataclass(frozen=True)
 class Card:
-    """A card's rates: `rates` in operations a second by type of a product, "float32", "tf32",
-    "float16", "bfloat16"; `bandwidth` in bytes a second; None or missing where nobody states it."""
+    """A card's rates: `rates` in operations a second by type of a product, "fp32", "tf32", "fp16"
+    and "bf16", `bandwidth` in bytes a second; 0 or missing where nobody states it."""
 
     name: str
     capability: tuple[int, int]
-    sms: int | None
-    bandwidth: float | None
-    rates: dict[str, float | None]
-    tf32: bool = False  # whether products of float32 run as tf32
+    sms: int
+    bandwidth: float
+    rates: dict[str, float]
+    tf32: bool = False  # whether products of fp32 run as tf32
+
+    @classmethod
+    def of(cls, name: str, capability: tuple[int, int], facts: dict, tf32: bool = False) -> "Card":
+        """From the facts of a data sheet: `sms`, `bandwidth_gb_s`, `fp16_tflops` and the like."""
+        rates = {k.removesuffix("_tflops"): 1e12 * v for k, v in facts.items() if v and "flops" in k}
+        sms, bandwidth = facts.get("sms") or 0, facts.get("bandwidth_gb_s") or 0
+        return cls(name, capability, int(sms), bandwidth * 1e9, rates, tf32)
+
+
+class Estimate(float):
+    """A number, and the range `low` to `high` in which it should lie."""
+
+    def __new__(cls, value: float, low: float, high: float):
+        self = super().__new__(cls, value)
+        self.low, self.high = low, high
+        return self
 
 
 @dataclass(frozen=True)
@@ -101,6 +117,16 @@ class Time:
     ideal_seconds: float = 0.0
     note: str = ""
 
+    def per_second(self, n: int | None) -> Estimate | None:
+        """The rate of what a step has `n` of; None if that or the time is not known."""
+        known = n and self.step_seconds
+        return Estimate(n / self.step_seconds, n / self.high, n / self.low) if known else None
+
+    @property
+    def model_flops_utilisation(self) -> float | None:
+        """The share of the data sheet's rates that the model's own operations reach."""
+        return self.ideal_seconds / self.step_seconds if self.step_seconds else None
+
 
 class Operation(NamedTuple):
     """What one call asks of host and card. `work`: what the time of its kernel depends on."""
@@ -122,8 +148,8 @@ ROWS_ONLY = set("embedding index_select gather index".split())  # read no more t
 NORMS = ("native_layer_norm", "_fused_rms_norm", "native_group_norm", "native_batch_norm")
 OPERANDS = {"mm": (0, 1), "addmm": (1, 2), "_addmm_activation": (1, 2), "bmm": (0, 1)}
 OPERANDS |= {"baddbmm": (1, 2), "_grouped_mm": (0, 1), "_scaled_mm": (0, 1), "_int_mm": (0, 1)}
-TYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-TYPES |= {torch.float64: "float64", torch.int8: "int8", torch.float8_e4m3fn: "int8"}
+TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+TYPES |= {torch.float64: "fp64", torch.int8: "int8", torch.float8_e4m3fn: "int8"}
 UPDATES = ("update", "bitsandbytes")
 
 
@@ -156,14 +182,14 @@ def _products(name: str, args, outs, tf32: bool) -> list[tuple]:
         back = name.endswith("backward")
         out, image, weight = (args[0], args[1], args[2]) if back else (outs[0], args[0], args[1])
         groups = args[9] if back else args[8]
-        kind = TYPES.get(weight.dtype, "float32")
-        kind = "tf32" if kind == "float32" else kind  # cuDNN's default (torch.backends.cudnn)
+        kind = TYPES.get(weight.dtype, "fp32")
+        kind = "tf32" if kind == "fp32" else kind  # cuDNN's default (torch.backends.cudnn)
         rows, columns = out.numel() // out.shape[1], weight.shape[0] // groups
         shape = (groups, rows, columns, weight[0].numel(), kind, True)
         return [shape] * (sum(args[10][:2]) if back else 1)
     a, b = (args[i] for i in OPERANDS[name])
-    kind = TYPES.get(a.dtype, "float32")
-    kind = "tf32" if kind == "float32" and tf32 else kind
+    kind = TYPES.get(a.dtype, "fp32")
+    kind = "tf32" if kind == "fp32" and tf32 else kind
     even = all(max(t.stride()[-2:]) * t.element_size() % 16 == 0 for t in (a, b))
     batch = a.shape[0] if a.dim() == 3 else b.shape[0] if b.dim() == 3 else 1
     rows = a.shape[-2] if a.dim() == 3 else -(-a.shape[0] // batch)
@@ -223,7 +249,7 @@ class Work:
             half = causal is not None and causal < len(args) and args[causal]
             flops = 4.0 * q.numel() * k.shape[-2] * (2.5 if back else 1) / (2 if half else 1)
             which = next((w for w in ("flash", "cudnn") if w in name), "efficient")
-            kind, work = "attention", (flops, which, back, TYPES.get(q.dtype, "float32"))
+            kind, work = "attention", (flops, which, back, TYPES.get(q.dtype, "fp32"))
         again = issued == "forward" and trace.phases[-1] == "backward"
         tensors = count if listed else 0
         self.operations.append(Operation(phase, issued, kind, work, moved, tensors, flops, again))
@@ -274,7 +300,7 @@ class Kernels:
 
     def __init__(self, card: Card):
         self.card, major = card, card.capability[0]
-        for what, value in (("multiprocessors", card.sms), ("bandwidth", card.bandwidth)):
+        for what, value in (("number of multiprocessors", card.sms), ("bandwidth", card.bandwidth)):
             if not value:
                 raise Missing(what)
         generation = "9.0" if major >= 9 else ""
@@ -286,10 +312,10 @@ class Kernels:
     def rate(self, kind: str) -> float:
         """Peak operations a second of a type of product: data sheet, without sparsity."""
         rates, card = self.card.rates, self.card
-        if kind == "tf32" or kind == "float32" and card.tf32:
-            kind = "tf32" if rates.get("tf32") else "float32"
+        if kind == "tf32" or kind == "fp32" and card.tf32:
+            kind = "tf32" if rates.get("tf32") else "fp32"
         if kind == "int8":  # twice the rate of 16 bits since Turing (architecture whitepapers)
-            return 2 * self.rate("float16")
+            return 2 * self.rate("fp16")
         if not rates.get(kind):
             raise Missing(f"rate of {kind} products")
         return rates[kind]
@@ -302,12 +328,12 @@ class Kernels:
         """
         card, peak = self.card, self.rate(kind)
         lanes = "float32, 64 lanes" if self.lanes == 64 else "float32, 128 lanes"
-        tensor_cores = kind != "float32" or card.tf32 and card.rates.get("tf32")
+        tensor_cores = kind != "fp32" or card.tf32 and card.rates.get("tf32")
         rate = peak * (self.share if tensor_cores else VALUES[lanes])
         rate *= 1 if aligned or not tensor_cores else VALUES["unaligned products"]
-        width = {"int8": 1, "float16": 2, "bfloat16": 2, "float64": 8}.get(kind, 4)
+        width = {"int8": 1, "fp16": 2, "bf16": 2, "fp64": 8}.get(kind, 4)
         # Each lane of a multiprocessor does two operations a clock: so many clocks a second.
-        clocks = self.rate("float32") / (2 * self.lanes)
+        clocks = self.rate("fp32") / (2 * self.lanes)
         best = math.inf
         for high, wide in TILES:
             tiles = batch * math.ceil(m / high) * math.ceil(n / wide)
@@ -322,7 +348,7 @@ class Kernels:
         return best
 
     def attention(self, flops, which, back, kind) -> float:
-        if kind == "float32" and self.card.rates.get("tf32"):  # three passes of tf32 for each
+        if kind == "fp32" and self.card.rates.get("tf32"):  # three passes of tf32 for each
             peak = self.rate("tf32") / 3  # (OpMultiplyAddFastF32 in mem_eff_attention)
         else:
             peak = self.rate(kind)

@@ -102,6 +102,9 @@ def simulate(
         raise ValueError(f"the run uses {why}") from error
     found = _replay(events, kinds, trace.size, trace.cuda)
     if card:
+        if trace.fp16:  # for which bf16 stood
+            rates = card.rates | {"bf16": card.rates.get("fp16", 0)}
+            card = dataclasses.replace(card, rates=rates)
         found.time = _time(trace.work.operations, phases, card, **speed)
     del kept
     return found

@@ -21,7 +21,8 @@ class Parser(argparse.ArgumentParser):
 WORDS = ("true", "false", "none")  # however they are written
 TASKS = tuple(workloads.MODELS)
 FACTS = (  # what --json says of a prediction
-    "workload peak_allocated peak_reserved used context by_category fits seconds note"
+    "workload peak_allocated peak_reserved used context by_category fits took note "
+    "step_seconds samples_per_second tokens_per_second limited_by shares model_flops_utilisation"
 ).split()
 
 

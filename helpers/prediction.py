@@ -1,4 +1,4 @@
-"""Predict the peak memory of `train` on a GPU, on any machine and before anything runs.
+"""Predict peak memory and time of `train` on a GPU, on any machine and before anything runs.
 
 The same `Trainer` runs on fake tensors, which have a shape and a type but no data; the package
 `fake_cuda` logs them and replays the log through a model of CUDA's allocator.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from transformers.training_args import OptimizerNames
 
-from fake_cuda import Simulation, simulate
+from fake_cuda import Simulation, cost, simulate
 
 from . import hardware
 from .hardware import GPU, device, gib, supports, this_gpu
@@ -29,7 +29,8 @@ class Prediction(Simulation):
 
     The peaks, the log and the timeline are those of a `fake_cuda.Simulation`. `context` is what the
     driver adds, None where nobody measured it, and `used` the sum of both, as `nvidia-smi` shows
-    it. On a CPU only the allocated bytes exist.
+    it. On a CPU only the allocated bytes exist. `time` holds what is known of a step's time, also
+    its range and the shares of what limits it; None on a CPU. Rates have a `low` and a `high`.
     """
 
     name: str
@@ -38,7 +39,9 @@ class Prediction(Simulation):
     settings: dict
     context: int | None = None
     capacity: int | None = None  # memory of the card
-    seconds: float = 0.0  # that the prediction took
+    took: float = 0.0  # seconds that predicting took
+    samples: int | None = None  # of a step
+    tokens: int | None = None
     note: str = ""
     changes: tuple[str, ...] = ()  # names of the functions that changed the model
 
@@ -54,9 +57,16 @@ class Prediction(Simulation):
         room = CONTEXT if self.context is None else 0
         return None if self.capacity is None else self.used + room <= self.capacity
 
+    step_seconds = property(lambda self: self.time and self.time.step_seconds)
+    limited_by = property(lambda self: self.time and self.time.limited_by)
+    shares = property(lambda self: self.time and self.time.shares)
+    samples_per_second = property(lambda self: self.time and self.time.per_second(self.samples))
+    tokens_per_second = property(lambda self: self.time and self.time.per_second(self.tokens))
+    model_flops_utilisation = property(lambda self: self.time and self.time.model_flops_utilisation)
+
     def __str__(self) -> str:
         """The ledger of the peak, and for a card whether it fits."""
-        lines = [f"{self.workload}, predicted for {self.device} in {self.seconds:.1f} s"]
+        lines = [f"{self.workload}, predicted for {self.device} in {self.took:.1f} s"]
         lines += [f"  {category:17}{gib(n):>12}" for category, n in self.by_category.items()]
         lines.append(f"{'peak allocated':19}{gib(self.peak_allocated):>12}")
         if self.capacity:
@@ -67,6 +77,12 @@ class Prediction(Simulation):
             lines.append(f"{'peak reserved':19}{gib(self.peak_reserved):>12}")
             lines.append(f"{'used':19}{gib(self.used):>12}  ({share})")
             lines.append(f"With the context it {verdict} the card's {gib(self.capacity)}.")
+        if self.step_seconds:
+            low, high = self.time.low, self.time.high
+            text = f"{self.step_seconds:.3g} s a step ({low:.3g} to {high:.3g})"
+            if rate := self.samples_per_second:
+                text += f", {rate:.3g} samples/s ({rate.low:.3g} to {rate.high:.3g})"
+            lines.append(f"{text}, limited by {self.limited_by}")
         return "\n".join(lines + ([self.note] if self.note else []))
 
     __repr__ = __str__  # the last line of a cell shows this, or in a notebook the table
@@ -110,7 +126,7 @@ def predict(
     optimizer: Callable | None = None,
     **settings,
 ) -> Prediction:
-    """Predict the peak memory of `train(workload, ...)` with the same keywords, without running it.
+    """Predict memory and time of `train(workload, ...)` with the same keywords, without running it.
 
     `gpu` is a card of `data/gpus.csv`, "cpu", or "here". Instead of a workload any function will do
     that builds its model, takes two optimizer steps on the CPU and returns nothing. fp16 is
@@ -134,8 +150,11 @@ def predict(
         return trainer  # its tensors live on until the log is closed
 
     began = time.perf_counter()
-    sms = {"sms": int(card.facts["sms"])} if card and card.facts.get("sms") else {}
-    found = simulate(run, card and card.capability, **sms)
+    times = settings.get("gradient_accumulation_steps", 1)
+    facts = (card.name, card.capability, card.facts, bool(settings.get("tf32"))) if card else ()
+    speed = {"card": cost.Card.of(*facts), "repeat": times / min(2, times)} if card else {}
+    found = simulate(run, None, **speed)
+    samples = settings.get("per_device_train_batch_size", 8) * times if is_workload else None
     title = workload.title if is_workload else getattr(workload, "__name__", "function")
     return Prediction(
         name=name or title,
@@ -144,8 +163,10 @@ def predict(
         settings=settings | ({"optimizer": optimizer} if optimizer else {}),
         context=card.context if card else None,
         capacity=card.memory if card else None,
-        seconds=time.perf_counter() - began,
-        note=note,
+        took=time.perf_counter() - began,
+        samples=samples,
+        tokens=samples and samples * workload.length,
+        note=" ".join(filter(None, (note, found.time and found.time.note))),
         changes=workload.changed if is_workload else (),
         **vars(found),
     )

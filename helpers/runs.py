@@ -12,6 +12,7 @@ from fake_cuda import CATEGORIES
 from .hardware import data_file, gib, suggest, versions
 
 SIZES = {"allocated": "peak_allocated", "reserved": "peak_reserved", "used": "used"}
+COMPARED = SIZES | {"samples/s": "samples_per_second"}
 COLUMNS = (  # what a recorded row takes from a run or a prediction as it is
     "name kind device workload settings peak_allocated peak_reserved used context seconds "
     "samples_per_second tokens_per_second"
@@ -103,6 +104,9 @@ def compare(*items) -> pd.DataFrame:
         sizes = {name: getattr(item, key) for name, key in SIZES.items()}
         cells |= {name: None if n is None else gib(n) for name, n in sizes.items()}
         cells["fits"] = {True: "yes", False: "no"}.get(getattr(item, "fits", None))
+        if item.kind == "predicted" and item.step_seconds:
+            rate = item.samples_per_second
+            cells |= {"step (s)": f"{item.step_seconds:.3g}", "samples/s": rate and f"{rate:.3g}"}
         if only_predictions:
             cells |= {category: gib(n) for category, n in item.by_category.items()}
         rows.append(cells)
@@ -116,7 +120,7 @@ def compare(*items) -> pd.DataFrame:
         if match is not None:
             waiting.remove(match)
             rows.append({"name": "error", "kind": "error", "device": item.device})
-            for name, key in SIZES.items():
+            for name, key in COMPARED.items():
                 predicted, measured = getattr(match, key), getattr(item, key)
                 if predicted and measured and (name != "used" or match.context):
                     rows[-1][name] = f"{100 * (predicted / measured - 1):+.2f} %"

@@ -27,7 +27,7 @@ def test_json(capsys):
     facts = json.loads(out)
     assert (status, err) == (0, "")
     expected = {"peak_allocated", "peak_reserved", "used", "by_category"}
-    assert expected | {"seconds", "gpu", "versions"} <= set(facts)
+    assert expected | {"took", "step_seconds", "gpu", "versions"} <= set(facts)
     assert facts["gpu"] == "T4" and facts["workload"] == "tiny BERT, 128 tokens"
     assert sum(facts["by_category"].values()) == facts["peak_allocated"] <= facts["peak_reserved"]
     assert facts["used"] == facts["peak_reserved"] + (facts["context"] or 0)

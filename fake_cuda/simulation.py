@@ -58,6 +58,11 @@ class Simulation:
     phases: list[tuple[int, str]] = field(default_factory=list, repr=False)
     time: cost.Time | None = None
 
+    step_seconds = property(lambda self: self.time and self.time.step_seconds)
+    limited_by = property(lambda self: self.time and self.time.limited_by)
+    shares = property(lambda self: self.time and self.time.shares)
+    model_flops_utilisation = property(lambda self: self.time and self.time.model_flops_utilisation)
+
 
 def simulate(
     run: Callable,

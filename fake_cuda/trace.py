@@ -14,7 +14,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .cost import Work
+from .operations import Work
 from .scratch import PRODUCTS, Card, scratch, workspace
 
 aten = torch.ops.aten

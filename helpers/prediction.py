@@ -57,12 +57,8 @@ class Prediction(Simulation):
         room = CONTEXT if self.context is None else 0
         return None if self.capacity is None else self.used + room <= self.capacity
 
-    step_seconds = property(lambda self: self.time and self.time.step_seconds)
-    limited_by = property(lambda self: self.time and self.time.limited_by)
-    shares = property(lambda self: self.time and self.time.shares)
     samples_per_second = property(lambda self: self.time and self.time.per_second(self.samples))
     tokens_per_second = property(lambda self: self.time and self.time.per_second(self.tokens))
-    model_flops_utilisation = property(lambda self: self.time and self.time.model_flops_utilisation)
 
     def __str__(self) -> str:
         """The ledger of the peak, and for a card whether it fits."""
@@ -77,12 +73,8 @@ class Prediction(Simulation):
             lines.append(f"{'peak reserved':19}{gib(self.peak_reserved):>12}")
             lines.append(f"{'used':19}{gib(self.used):>12}  ({share})")
             lines.append(f"With the context it {verdict} the card's {gib(self.capacity)}.")
-        if self.step_seconds:
-            low, high = self.time.low, self.time.high
-            text = f"{self.step_seconds:.3g} s a step ({low:.3g} to {high:.3g})"
-            if rate := self.samples_per_second:
-                text += f", {rate:.3g} samples/s ({rate.low:.3g} to {rate.high:.3g})"
-            lines.append(f"{text}, limited by {self.limited_by}")
+        if rate := self.samples_per_second:
+            lines.append(f"{rate} samples/s; {self.time}")
         return "\n".join(lines + ([self.note] if self.note else []))
 
     __repr__ = __str__  # the last line of a cell shows this, or in a notebook the table
@@ -151,9 +143,10 @@ def predict(
 
     began = time.perf_counter()
     times = settings.get("gradient_accumulation_steps", 1)
-    facts = (card.name, card.capability, card.facts, bool(settings.get("tf32"))) if card else ()
-    speed = {"card": cost.Card.of(*facts), "repeat": times / min(2, times)} if card else {}
-    found = simulate(run, None, **speed)
+    known = card and cost.Card.of(
+        card.name, card.capability, card.facts, bool(settings.get("tf32"))
+    )
+    found = simulate(run, None, card=known, repeat=times / min(2, times))
     samples = settings.get("per_device_train_batch_size", 8) * times if is_workload else None
     title = workload.title if is_workload else getattr(workload, "__name__", "function")
     return Prediction(

@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel, get_peft_config, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, Dinov2Config, Dinov2Model
 
-from fake_cuda import Allocator, MiB, simulate
+from fake_cuda import Allocator, MiB, Simulation, simulate
 
 L40S = (8, 9)
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,11 +114,11 @@ def _update(model: PeftModel, optimizer: torch.optim.Optimizer, step: int) -> No
         model.base_model.update_and_allocate(step)
 
 
-def _after_each_step(run: Callable) -> list[tuple[int, int, int]]:
-    """Bytes allocated and reserved wherever `run` empties the cache, and reserved at most until
+def _after_each_step(found: Simulation) -> list[tuple[int, int, int]]:
+    """Bytes allocated and reserved wherever a run empties the cache, and reserved at most until
     then; less the segment that the scripts take before they count."""
     allocator, found = Allocator(), []
-    for i, size in simulate(run, L40S).log:
+    for i, size in found.log:
         if not size:
             # torch counts whole blocks, with what was too little to split off.
             blocks = sum(block for block, _, is_free in allocator.blocks.values() if not is_free)
@@ -153,7 +153,7 @@ def train_texts(run: str, lengths: list[int], **config) -> list[tuple]:
             torch.cuda.empty_cache()  # as the script does every ten steps, the longest of which
         return model, optimizer, outputs, loss, batch  # come first
 
-    return _after_each_step(train)
+    return _after_each_step(simulate(train, L40S))
 
 
 def predict_texts(run: str) -> dict[str, int]:
@@ -188,8 +188,8 @@ DINO = Dinov2Config(image_size=518)  # facebook/dinov2-base, which waits on the 
 IMAGES_IN_ALL, TEXT, SIDE, CHANNELS = 14, 512, 32, 128  # images that train; 512 pixels are 32 patches
 
 
-def train_images(run: str, steps: int = 2, **config) -> list[tuple]:
-    """Steps of 2 images of 512 x 512; see `_after_each_step` for what comes back.
+def train_images(run: str, steps: int = 2, **config) -> Callable:
+    """A function that takes steps of 2 images of 512 x 512.
 
     run.py of image-gen: bf16 weights, checkpointing, AdamW by lists, gradients clipped; images and
     prompts are encoded before and stay on the card.
@@ -242,11 +242,11 @@ def train_images(run: str, steps: int = 2, **config) -> list[tuple]:
             torch.cuda.empty_cache()
         return model, judge, optimizer, losses, predicted, packed
 
-    return _after_each_step(train)[1:]
+    return train
 
 
 def predict_images(run: str) -> dict[str, int]:
-    allocated, now, peak = train_images(run)[-1]
+    allocated, now, peak = _after_each_step(simulate(train_images(run), L40S))[-1]
     return {
         "allocated after a step, mean": allocated,
         "reserved after a step, mean": now,

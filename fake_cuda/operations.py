@@ -1,0 +1,173 @@
+"""What each operation of a run asks of host and card: products, bytes, kernels, waits, copies."""
+
+import math
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+
+class Operation(NamedTuple):
+    """What one call asks of host and card. `work`: what the time of its kernel depends on."""
+
+    phase: int  # its place in `Trace.phases`
+    issued: str  # what the host pays for: "forward", "backward", "update", ...
+    kind: str  # "product", "attention", "stream", "scatter", "norms", "bus", "view" or "wait"
+    work: tuple = ()
+    moved: int = 0  # bytes
+    tensors: int = 0  # of a list operation
+    flops: float = 0.0
+    again: bool = False  # recomputed
+
+
+NO_KERNEL = set(
+    "_unsafe_view empty empty_like empty_strided new_empty resize_ set_ lift_fresh".split()
+)
+WRITES_ONLY = set("zero_ fill_ copy_ normal_ uniform_ _foreach_zero_ _foreach_copy_".split())
+ROWS_ONLY = set("embedding index_select gather index".split())  # read no more than they return
+NORMS = ("native_layer_norm", "_fused_rms_norm", "native_group_norm", "native_batch_norm")
+OPERANDS = {"mm": (0, 1), "addmm": (1, 2), "_addmm_activation": (1, 2), "bmm": (0, 1)}
+OPERANDS |= {"baddbmm": (1, 2), "_grouped_mm": (0, 1), "_scaled_mm": (0, 1), "_int_mm": (0, 1)}
+TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+TYPES |= {torch.float64: "fp64", torch.int8: "int8", torch.float8_e4m3fn: "int8"}
+
+
+def _size(t) -> int:
+    """Bytes of a tensor; what is only expanded counts once."""
+    if 0 not in t.stride():
+        return t.numel() * t.element_size()
+    return t.element_size() * math.prod(n for n, s in zip(t.shape, t.stride(), strict=True) if s)
+
+
+@cache
+def _facts(func) -> tuple:
+    """An operation's name, whether it counts, has no kernel, what it writes, where it is causal."""
+    name, schema = func.overloadpacket.__name__, func._schema
+    known = func.namespace in ("aten", "bitsandbytes")
+    seen = [r.alias_info for r in schema.returns if r.alias_info]
+    view = name in NO_KERNEL or any(not alias.is_write for alias in seen)
+    # A fused optimizer may write gradients, but does so only for a GradScaler's scale.
+    names = [a.name for a in schema.arguments]
+    written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+    writes = [a in written and a != "grads" for a in names]
+    causal = names.index("is_causal") if "is_causal" in names else None
+    return name, known, view, writes, causal
+
+
+def _products(name: str, args, outs, tf32: bool) -> list[tuple]:
+    """Matrix products of an operation: (batch, rows, columns, inner, type, whether aligned)."""
+    if name == "int8_linear_matmul":  # bitsandbytes: both operands lie with the inner side last
+        a, b = args[0], args[1]
+        return [(1, a.numel() // a.shape[-1], b.shape[0], a.shape[-1], "int8", True)]
+    if name.startswith("convolution"):
+        back = name.endswith("backward")
+        out, image, weight = (args[0], args[1], args[2]) if back else (outs[0], args[0], args[1])
+        groups = args[9] if back else args[8]
+        kind = TYPES.get(weight.dtype, "fp32")
+        kind = "tf32" if kind == "fp32" else kind  # cuDNN's default (torch.backends.cudnn)
+        rows, columns = out.numel() // out.shape[1], weight.shape[0] // groups
+        shape = (groups, rows, columns, weight[0].numel(), kind, True)
+        return [shape] * (sum(args[10][:2]) if back else 1)
+    a, b = (args[i] for i in OPERANDS[name])
+    kind = TYPES.get(a.dtype, "fp32")
+    kind = "tf32" if kind == "fp32" and tf32 else kind
+    even = all(max(t.stride()[-2:]) * t.element_size() % 16 == 0 for t in (a, b))
+    batch = a.shape[0] if a.dim() == 3 else b.shape[0] if b.dim() == 3 else 1
+    rows = a.shape[-2] if a.dim() == 3 else -(-a.shape[0] // batch)
+    return [(batch, rows, b.shape[-1], a.shape[-1], kind, even)]
+
+
+class Work:
+    """The operations of a run, as the trace sees them."""
+
+    def __init__(self):
+        self.operations: list[Operation] = []
+        self.masks: set[int] = set()  # numbers of the storages that hold dropout's masks
+
+    def see(self, func, args, kwargs, leaves: list, trace) -> None:
+        """One call: `leaves` are the tensors it returned, `trace` a `Trace`."""
+        name, known, view, writes, causal = _facts(func)
+        if not known:  # questions and marks of the profiler
+            return
+        issued = self.issued(trace) if func.namespace == "aten" else "bitsandbytes"
+        phase = len(trace.phases) - 1
+        if view:
+            self.operations.append(Operation(phase, issued, "view"))
+            return
+        if name in ("bernoulli_", "div_"):  # CUDA's dropout draws and scales in its only kernel
+            if name == "bernoulli_":
+                self.masks.add(trace.ids[args[0].untyped_storage()._cdata])
+            if self.is_mask(args[0], trace):
+                return
+        moved = count = 0
+        shapes, even = set(), True
+        inputs = [(arg, i < len(writes) and writes[i]) for i, arg in enumerate(args)]
+        inputs += [(arg, False) for arg in kwargs.values()] if kwargs else []
+        inputs += [(leaves, None)] if not any(writes) else []
+        for value, writing in inputs:
+            for t in (value,) if isinstance(value, torch.Tensor) else _tensors(value):
+                mask = self.masks and self.is_mask(t, trace)
+                n = t.numel() if mask else _size(t)  # a byte for each value on CUDA
+                if name in ROWS_ONLY:
+                    n = 2 * n if writing is None else 0
+                moved += 2 * n if writing and name not in WRITES_ONLY else n
+                count += 1
+                if t.dim():
+                    shapes.add((t.shape, t.dtype))
+                    even = even and t.is_contiguous()
+        listed = name.startswith(("_foreach", "_fused_ada", "_fused_sgd"))
+        # Vector loads need operands of one type and shape without gaps (CUDALoops.cuh).
+        kind = "stream" if listed or even and len(shapes) < 2 else "scatter"
+        kind = "norms" if name.startswith(NORMS) else kind
+        work, flops = (), 0.0
+        if name in OPERANDS or name.startswith("convolution") or name == "int8_linear_matmul":
+            tf32 = torch.get_float32_matmul_precision() != "highest"
+            kind, work = "product", tuple(_products(name, args, leaves, tf32))
+            flops = sum(2.0 * b * m * n * k for b, m, n, k, *_ in work)
+        elif name.startswith("_scaled_dot_product"):
+            back = name.endswith("backward")
+            q, k = args[1:3] if back else args[:2]
+            half = causal is not None and causal < len(args) and args[causal]
+            flops = 4.0 * q.numel() * k.shape[-2] * (2.5 if back else 1) / (2 if half else 1)
+            which = next((w for w in ("flash", "cudnn") if w in name), "efficient")
+            kind, work = "attention", (flops, which, back, TYPES.get(q.dtype, "fp32"))
+        again = issued == "forward" and trace.phases[-1] == "backward"
+        tensors = count if listed else 0
+        self.operations.append(Operation(phase, issued, kind, work, moved, tensors, flops, again))
+
+    @staticmethod
+    def issued(trace) -> str:
+        """What the host pays for an operation now."""
+        if trace.phases[-1] == "optimizer step":
+            return "update"
+        if not torch.is_grad_enabled():
+            return "backward" if trace.in_backward else "no gradients"
+        return "forward"  # a checkpointed layer too, which Python computes anew
+
+    def wait(self, trace) -> None:
+        """The host asks for a value. Adam's step counters are on the CPU: nobody waits for them."""
+        if trace.phases[-1] != "optimizer step":
+            self.operations.append(Operation(len(trace.phases) - 1, "forward", "wait"))
+
+    def copy(self, tensor, trace) -> None:
+        """A tensor goes to the host's memory or comes back."""
+        phase = len(trace.phases) - 1
+        self.operations.append(Operation(phase, self.issued(trace), "bus", (), _size(tensor)))
+
+    def unscale(self, gradients: int, trace) -> None:
+        """A GradScaler reads and writes all gradients, then asks whether all are finite."""
+        phase = len(trace.phases) - 1
+        self.operations.append(Operation(phase, "update", "stream", (), 2 * gradients))
+        self.operations.append(Operation(phase, "update", "wait"))
+
+    def is_mask(self, t, trace) -> bool:
+        return trace.ids.get(t.untyped_storage()._cdata) in self.masks
+
+
+def _tensors(value) -> Iterable:
+    """The tensors in a list or tuple of arguments."""
+    if not isinstance(value, list | tuple):
+        return ()
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))

@@ -1,0 +1,279 @@
+"""How long a step takes: units by hand arithmetic, the host's queue, bad input, recorded rows."""
+
+import math
+from dataclasses import replace
+from unittest import mock
+
+import pandas as pd
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import record_speeds
+from fake_cuda import cost, simulate
+from fake_cuda.cost import Card
+from fake_cuda.operations import Operation
+
+RATES = {"fp32": 19.5e12, "tf32": 156e12, "fp16": 312e12, "bf16": 312e12}
+A100 = Card("A100", (8, 0), 108, 1.555e12, RATES)
+HALF = torch.bfloat16
+
+
+def time_of(run, card=A100, **speed):
+    return simulate(run, card=card, **speed).time
+
+
+def stepping(loss, width=64, optimizer=torch.optim.SGD, dtype=torch.float32):
+    """Two steps of a linear layer under `loss`, a function of the layer."""
+
+    def run():
+        layer = torch.nn.Linear(width, width, dtype=dtype)
+        steps = optimizer(layer.parameters(), lr=0.1)
+        for _ in range(2):
+            loss(layer).backward()
+            steps.step()
+            steps.zero_grad()
+        return layer, steps
+
+    return run
+
+
+def test_a_product_by_hand():
+    kernels, n, k = cost.Kernels(A100), 4096, 256
+    # 512 tiles of 256 x 128 on 108 multiprocessors: five waves, each a tile of all the inner side.
+    tile = 2 * 256 * 128 * k / (0.87 * 312e12 / 108)
+    wave = tile + cost.VALUES["seconds of a wave"]
+    by_hand = 5 * wave + n * n * 2 / (0.83 * 1.555e12)
+    assert kernels.product(1, n, n, k, "bf16", True) == pytest.approx(by_hand, rel=1e-6)
+    # A tile more than multiprocessors costs a second wave.
+    one, two = (kernels.product(1, 64 * m, 64, 500, "bf16", True) for m in (108, 109))
+    assert two > 1.4 * one
+    half = kernels.product(1, n, n, n, "bf16", True)
+    assert half == pytest.approx(2 * n**3 / (0.87 * 312e12), rel=0.15)
+    assert kernels.product(1, n, n, n, "bf16", False) > 2.5 * half
+    assert kernels.product(1, n, n, n, "int8", True) < 0.6 * half
+    assert kernels.product(1, n, n, n, "fp32", True) == pytest.approx(2 * n**3 / 18e12, rel=0.15)
+    tf32 = cost.Kernels(replace(A100, tf32=True)).product(1, n, n, n, "fp32", True)
+    assert tf32 == pytest.approx(2 * half, rel=0.15)
+
+
+def test_flops_of_a_step():
+    def loss(layer):
+        return layer(torch.zeros(32, 64, requires_grad=True)).sum()
+
+    found = time_of(stepping(loss))
+    assert found.flops == found.model_flops == 3 * 2 * 32 * 64 * 64
+    assert set(found.phases) >= {"forward", "backward", "optimizer step"}
+    assert sum(found.shares.values()) == pytest.approx(1) == sum(found.phases.values())
+    assert found.low < found.step_seconds < found.high
+    assert found.model_flops_utilisation == found.ideal_seconds / found.step_seconds
+    assert found.ideal_seconds == pytest.approx(found.flops / 19.5e12)
+
+    def again(layer):
+        x = torch.zeros(32, 64, requires_grad=True)
+        return checkpoint(layer, x, use_reentrant=False).sum()
+
+    found = time_of(stepping(again))
+    assert (found.flops, found.model_flops) == (4 * 2 * 32 * 64 * 64, 3 * 2 * 32 * 64 * 64)
+
+
+def test_a_convolution_is_a_product():
+    def run():
+        layer = torch.nn.Conv2d(16, 32, 3)
+        return layer(torch.zeros(4, 16, 10, 10, requires_grad=True)).sum().backward()
+
+    assert time_of(run).flops == 3 * 2 * (4 * 8 * 8) * 32 * (16 * 9)
+
+
+def test_attention_by_hand():
+    class Attend(torch.nn.Module):
+        def forward(self, q):
+            return F.scaled_dot_product_attention(q, q, q, is_causal=self.causal)
+
+    def attend(causal):
+        module = Attend()
+        module.causal = causal
+        q = torch.zeros(2, 8, 512, 64, dtype=HALF, requires_grad=True)
+        module(q).sum().backward()
+
+    whole, half = (time_of(lambda causal=causal: attend(causal)) for causal in (False, True))
+    forward = 4 * 2 * 8 * 512 * 512 * 64
+    assert (whole.flops, half.flops) == (3.5 * forward, 1.75 * forward)
+    seconds = cost.Kernels(A100).attention(forward, "flash", False, "bf16")
+    assert seconds == pytest.approx(forward / (0.6 * 312e12))
+    slow = cost.Kernels(replace(A100, capability=(9, 0))).attention(forward, "flash", False, "bf16")
+    assert slow == pytest.approx(forward / (0.35 * 312e12))
+
+
+def test_copies_wait_for_the_bus():
+    def loss(layer):
+        with torch.autograd.graph.save_on_cpu():
+            return layer(torch.zeros(2**16, 64)).square().sum()
+
+    found = time_of(stepping(loss))
+    # Saved are the input and the output of the layer, and its weight: each goes and comes back.
+    moved = 2 * 4 * (2 * 2**16 * 64 + 64 * 64)
+    copies = moved / (0.8 * 32e9)
+    assert found.shares["copies"] * found.step_seconds == pytest.approx(copies, rel=0.02)
+    assert found.limited_by == "copies"
+
+
+def rows(*kinds, moved=0):
+    return [Operation(1, "forward", kind, (), moved) for kind in kinds]
+
+
+def timed(operations, **options):
+    return cost.step_time(operations, ["building the model", "forward"], A100, **options)
+
+
+def test_the_slower_of_host_and_card_sets_the_pace():
+    small = timed(rows(*["stream"] * 1000), host=1e-5)
+    assert small.step_seconds == pytest.approx(0.01, rel=0.01) and small.limited_by == "host"
+    assert small.shares["host"] == pytest.approx(0.75, abs=0.01)  # the card: 2.5 us a kernel
+    assert timed(rows(*["stream"] * 1000), host=2e-5).step_seconds == pytest.approx(0.02, rel=0.01)
+    large = timed(rows(*["stream"] * 100, moved=10**9), host=1e-5)
+    assert large.step_seconds == pytest.approx(0.1 / 0.83 / 1.555, rel=0.01)
+    assert large.shares["host"] < 0.01 and large.limited_by == "memory traffic"
+    assert (large.low, large.high) == pytest.approx(
+        [n * large.step_seconds for n in cost.CARD_RANGE]
+    )
+
+
+def test_asking_for_a_value_empties_the_queue():
+    mixed = ["stream"] * 100
+    free, asked = (
+        timed(rows(*mixed, *extra, *mixed, moved=10**7), host=1e-5) for extra in ([], ["wait"])
+    )
+    assert asked.step_seconds > free.step_seconds + 1e-5
+    assert asked.shares["host"] > free.shares["host"]
+
+
+def test_passes_repeat_but_the_update_does_not():
+    def loss(layer):
+        return layer(torch.zeros(32, 64)).sum()
+
+    once, thrice = time_of(stepping(loss)), time_of(stepping(loss), repeat=3)
+    part = once.phases["forward"] + once.phases["backward"]
+    assert thrice.step_seconds == pytest.approx(once.step_seconds * (1 + 2 * part))
+    assert thrice.flops == 3 * once.flops
+
+
+def test_fused_moves_fewer_bytes_than_lists():
+    def loss(layer):
+        return layer(torch.zeros(1, 2048)).sum()
+
+    def adam(fused):
+        return lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, fused=fused or None)
+
+    fused, listed = (time_of(stepping(loss, 2048, adam(on))) for on in (True, False))
+    update = [found.phases["optimizer step"] * found.step_seconds for found in (fused, listed)]
+    assert update[1] > 1.5 * update[0]
+    # Weights and both states are read and written, gradients read.
+    assert update[0] == pytest.approx(7 * 4 * 2048**2 / (0.83 * 1.555e12), rel=0.3)
+
+
+def test_half_of_the_products_in_8_bits():
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+
+    def run():
+        layer = bitsandbytes.nn.Linear4bit(512, 512, bias=False, compute_dtype=HALF).to("cpu")
+        eight = bitsandbytes.nn.Linear8bitLt(512, 512, bias=False, has_fp16_weights=False).to("cpu")
+        x = torch.zeros(64, 512, dtype=HALF, requires_grad=True)
+        torch.nn.Sequential(layer, eight)(x).float().sum().backward()
+
+    found = time_of(run)
+    assert found.flops >= 4 * 2 * 64 * 512 * 512
+
+
+@pytest.mark.parametrize(
+    ("change", "missing"),
+    [
+        ({"rates": RATES | {"bf16": 0}}, "the rate of bf16 products of A100"),
+        ({"bandwidth": 0}, "the bandwidth of A100"),
+        ({"sms": 0}, "the number of multiprocessors of A100"),
+    ],
+)
+def test_a_rate_that_nobody_stated_is_named(change, missing):
+    def loss(layer):
+        return layer(torch.zeros(32, 64, dtype=HALF)).sum()
+
+    found = simulate(stepping(loss, dtype=HALF), card=replace(A100, **change))
+    assert missing in found.time.note and found.time.step_seconds is None
+    assert found.peak_allocated and found.step_seconds is None and not found.time.limited_by
+    assert found.time.per_second(4) is None and found.model_flops_utilisation is None
+
+
+def test_runs_without_products_or_optimizer():
+    found = time_of(stepping(lambda layer: layer.weight.square().sum()))
+    assert found.step_seconds and found.flops == found.model_flops_utilisation == 0
+    layer_only = time_of(lambda: torch.nn.Linear(8, 8)(torch.zeros(4, 8)).sum().backward())
+    assert layer_only.step_seconds and "No optimizer step" in layer_only.note
+    assert "no step was seen" in time_of(lambda: None).note
+
+
+def test_nothing_is_claimed_of_a_cpu():
+    assert simulate(stepping(lambda layer: layer(torch.zeros(1, 64)).sum()), None).time is None
+
+
+def test_the_host_can_be_measured():
+    assert 1e-7 < cost.measure_host("cpu", 0.02) < 1e-2
+
+
+# ------------------------------------------------------------------------------- recorded rows
+def recorded() -> pd.DataFrame:
+    return pd.read_csv(record_speeds.PREDICTED)
+
+
+def test_rows_are_those_that_were_measured():
+    measured = record_speeds.checked(pd.read_csv(record_speeds.MEASURED), "speeds.csv")
+    pd.testing.assert_frame_equal(recorded()[record_speeds.COLUMNS], measured)
+    assert (measured["role"] == "judged").sum() >= 60
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"role": "maybe"}, "the role is none of"),
+        ({"seconds": -1}, "not a positive number"),
+        ({"role": "excluded", "reason": None}, "needs a reason"),
+        ({"card": "T5"}, "not a known GPU"),
+    ],
+)
+def test_a_wrong_row_is_named(change, why):
+    rows = pd.read_csv(record_speeds.MEASURED)
+    row = rows.index[rows["role"] == "judged"][0]
+    with pytest.raises(ValueError, match=why):
+        record_speeds.checked(
+            rows.assign(**{k: rows[k].where(rows.index != row, v) for k, v in change.items()}),
+            "speeds.csv",
+        )
+
+
+def test_half_of_each_constant_is_seen():
+    table = pd.read_csv(record_speeds.HALVED).set_index("constant")
+    assert set(table.index) == {"as it is", *cost.CONSTANTS}
+    same = table["seconds in all"] == table.loc["as it is", "seconds in all"]
+    assert list(table.index[same]) == ["as it is"]
+    assert all(constant.source for constant in cost.CONSTANTS.values())
+
+
+def test_errors_of_a_table():
+    table = pd.DataFrame(
+        {"set": ["a"] * 3, "seconds": [1.0, 2.0, 2.01], "predicted": [1.1, 2.2, 2.0]}
+    )
+    found = record_speeds.errors(table)
+    assert (found["rows"], found["pairs"], found["in order"]) == (3, 2, 1)
+    assert found["median"] == pytest.approx(0.1) and found["ratios"] < 0.1
+
+
+def test_a_host_is_found_by_a_step_that_waits_for_it():
+    step = rows(*["stream"] * 1000), ["building the model", "forward"], A100, {}
+    assert record_speeds.host_of(step, 0.02) == pytest.approx(2e-5, rel=0.01)
+    assert record_speeds.roofline((rows("stream", moved=1555), step[1], A100, {})) == 1e-9
+
+
+def test_halving_is_not_in_vain():
+    with mock.patch.dict(cost.VALUES, {"stream": cost.VALUES["stream"] / 2}):
+        slow = timed(rows("stream", moved=10**9)).step_seconds
+    assert math.isclose(slow / timed(rows("stream", moved=10**9)).step_seconds, 2, rel_tol=0.01)

@@ -39,7 +39,7 @@ def make_prediction(**changes):
         peak_allocated=2 * GIB,
         by_category=shares,
         peak_by_category=shares,
-        seconds=0.5,
+        took=0.5,
     )
     return replace(made, **changes)
 

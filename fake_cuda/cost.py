@@ -38,7 +38,9 @@ CONSTANTS = {
     "unaligned products": Constant(0.33, "llms-from-scratch, compiled: 50,257 words or 50,304"),
     "seconds of a wave": Constant(1.5e-6, "assumed: filling the pipeline of loads, about 2 us"),
     "stream": Constant(0.83, "pytorch/pytorch pull 195542: vectorised copies, 1.25 of 1.555 TB/s"),
-    "scatter": Constant(0.40, f"{ROWS}: operands of several shapes or types, or with gaps"),
+    "scatter": Constant(
+        7.3, "the same pull: bytes a clock of a multiprocessor, bf16 to float32, A100"
+    ),
     "norms": Constant(0.45, "pytorch/pytorch pull 87445: [8192, 1024] on an A100, 0.37 to 0.51"),
     "seconds of a kernel": Constant(2.5e-6, "assumed: start and end of a kernel in a full queue"),
     "attention": Constant(0.60, FA2),
@@ -58,8 +60,8 @@ CONSTANTS = {
     "seconds of a wait": Constant(8e-6, "assumed: from the end of a kernel to the host and back"),
 }
 VALUES = {name: constant.value for name, constant in CONSTANTS.items()}
-# How far the card's and the host's times may be off: what the judging rows justify.
-CARD_RANGE, HOST_RANGE = (0.8, 1.35), (0.4, 2.1)
+# How far the card's and the host's times may be off: nine of ten of the judging rows lie inside.
+CARD_RANGE, HOST_RANGE = (0.75, 1.6), (0.4, 2.1)
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 L2_BYTES = 64  # that come to a multiprocessor each clock (CUDA C++ Best Practices, Nsight Compute)
 LISTED = 100  # tensors of a list operation that one kernel takes (MultiTensorApply.cuh)
@@ -155,6 +157,11 @@ class Kernels:
         exact = f"products, {card.capability[0]}.{card.capability[1]}"
         self.share = VALUES.get(exact, VALUES["products"])
         self.lanes = 64 if card.capability in ((6, 0), (7, 0), (7, 5), (8, 0)) else 128
+        # Each lane of a multiprocessor does two operations a clock: so many clocks a second.
+        self.clocks = self.rate("fp32") / (2 * self.lanes) if card.rates.get("fp32") else math.inf
+        self.rates = {kind: VALUES[kind] * card.bandwidth for kind in ("stream", "norms")}
+        # Loads of single values are as many as multiprocessors can issue, whatever the bandwidth.
+        self.rates["scatter"] = min(self.rates["stream"], VALUES["scatter"] * self.clocks)
 
     def rate(self, kind: str) -> float:
         """Peak operations a second of a type of product: data sheet, without sparsity."""
@@ -179,12 +186,10 @@ class Kernels:
         rate = peak * (self.share if tensor_cores else VALUES[lanes])
         rate *= 1 if aligned or not tensor_cores else VALUES["unaligned products"]
         width = {"int8": 1, "fp16": 2, "bf16": 2, "fp64": 8}.get(kind, 4)
-        # Each lane of a multiprocessor does two operations a clock: so many clocks a second.
-        clocks = self.rate("fp32") / (2 * self.lanes)
         best = math.inf
         for high, wide in TILES:
             tiles = batch * math.ceil(m / high) * math.ceil(n / wide)
-            each = max(2 * high * wide / rate, (high + wide) * width / (L2_BYTES * clocks))
+            each = max(2 * high * wide / rate, (high + wide) * width / (L2_BYTES * self.clocks))
             for split in (1, 2, 4, 8, 16):
                 if split > 1 and k / split < 256:
                     break
@@ -209,8 +214,7 @@ class Kernels:
         if op.kind == "bus":
             bus = BUS.get(self.card.capability[0], max(BUS.values()))
             return "copies", op.moved / bus / VALUES["bus"]
-        share = VALUES[op.kind if op.kind in VALUES and op.kind != "attention" else "stream"]
-        bytes_only = op.moved / self.card.bandwidth / share
+        bytes_only = op.moved / self.rates.get(op.kind, self.rates["stream"])
         kind, needed = "memory traffic", 0.0
         if op.kind == "product":
             kind, needed = "matrix products", sum(self.product(*shape) for shape in op.work)

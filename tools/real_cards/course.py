@@ -224,7 +224,7 @@ def loss_of(logits, targets, kind: str):
     if kind == "of torch":
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
     if kind == "of the last token":
-        # Before torch 2.8 or so `[:, -1, :]` is three views, of which two copy in backward.
+        # With torch 2.6 `[:, -1, :]` is three views, of which two copy in backward.
         logits = logits.narrow(0, 0, len(logits))[:, -1].narrow(1, 0, WORDS)
         top = torch.max(logits, dim=-1, keepdim=True)[0]
         log = logits - top - torch.log(torch.sum(torch.exp(logits - top), dim=-1, keepdim=True))

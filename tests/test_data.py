@@ -77,7 +77,7 @@ GUIDE_2022 = {
     "8-bit Adam + fp16 + accumulation + checkpointing",
 }
 # Published parameter counts: encoders with a head of two labels, the image model with its 1,000.
-# PowerLM's from what an A100 held of it (set fms in peaks.csv), as its files' 14.05 GB say.
+# PowerLM's is no published one: it was counted back from what an A100 held (set fms, peaks.csv).
 PARAMETERS = {
     "bert-base-uncased": 109_483_778,
     "bert-large-uncased": 335_143_938,

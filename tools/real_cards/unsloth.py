@@ -1,8 +1,8 @@
 """The longest text of Llama 3.1 8B that a card holds, as Unsloth published it for the usual stack.
 
-QLoRA of rank 32 on all linear layers, one text in a batch, "Hugging Face + FA2"; versions of the
-libraries are not stated. With one text in a batch the loss of 2024 copied no logits (see
-`behaviours_2024`), so today's stack stands in.
+QLoRA of rank 32 on all linear layers, one text in a batch, "Hugging Face + FA2". The page states
+no precision, preparation or versions: `context` names what is assumed. The six numbers lie on one
+straight line. With one text in a batch the loss of 2024 copied no logits (`behaviours_2024`).
 """
 
 from collections.abc import Callable, Iterator

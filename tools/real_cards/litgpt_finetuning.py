@@ -12,7 +12,7 @@ choice, in the versions that the table was made with (litgpt of April to Septemb
 - Quantized: every linear layer, the head too, in 4 bits of blocks of 64 with 32-bit scales, made
   from 16-bit floats (`half`), which is therefore what it is expanded to before it becomes bfloat16
   (plugins/precision/bitsandbytes.py). bitsandbytes 0.42 keeps the input of each quantized product
-  (autograd/_functions.py); newer ones do not. Its optimizer's states are paged to the host.
+  (autograd/_functions.py); newer ones do not.
 """
 
 from collections.abc import Callable, Iterator
@@ -257,8 +257,18 @@ def loss(logits, targets):
     return torch.cat([F.cross_entropy(x, t, reduction="none") for x, t in pairs]).sum()
 
 
-class Paged(torch.optim.AdamW):
-    is_paged = True  # states live on the host
+class Paged(torch.optim.Optimizer):
+    """bitsandbytes' AdamW as the card sees it: 32-bit states, those of parameters of 100,000
+    values and more on the host (optim/optimizer.py: get_state_buffer)."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.numel() < 100_000 and not self.state[parameter]:
+                for name in ("state1", "state2"):
+                    self.state[parameter][name] = torch.zeros_like(parameter, dtype=torch.float32)
 
 
 def train(shape: Shape) -> Simulation:

@@ -271,6 +271,13 @@ class Paged(torch.optim.Optimizer):
                     self.state[parameter][name] = torch.zeros_like(parameter, dtype=torch.float32)
 
 
+def handed_out(model: Model, ids, pieces: bool):
+    """What Fabric makes of the logits, while those of the last batch, and with them its graph and
+    the inputs that quantized products kept, still stand."""
+    logits = model(ids, pieces)
+    return [piece.float() for piece in logits] if pieces else logits.float()
+
+
 def train(shape: Shape) -> Simulation:
     """Three batches of 512 tokens, and a step after the first and the last, or after each."""
 
@@ -283,12 +290,10 @@ def train(shape: Shape) -> Simulation:
         for batch in range(3):
             ids = torch.ones(shape.batch, LENGTH, dtype=torch.long)
             targets = torch.ones_like(ids)[..., 1:]
-            logits = model(ids, pieces=bool(shape.rank))
+            logits = handed_out(model, ids, pieces=bool(shape.rank))
             if shape.rank:
-                logits = [piece.float() for piece in logits]  # what Fabric hands out
                 logits[-1] = logits[-1][..., :-1, :]
             else:
-                logits = logits.float()
                 logits = logits[..., :-1, :]
             (loss(logits, targets) / 4).backward()
             if batch != 1 or not shape.accumulates:

@@ -153,10 +153,6 @@ class Trace(TorchDispatchMode):
             # The CPU's dropout keeps a mask in the input's type, CUDA's fused kernel a bool mask
             # (aten/src/ATen/native/cuda/Dropout.cu).
             self.size[self.ids[out.untyped_storage()._cdata]] = out.numel()
-        if self.cuda and func is aten._softmax_backward_data.default:
-            # CUDA's kernel wants the gradient times the output, a tensor of its own
-            # (softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu).
-            self.see(args[0] * args[1])
         return out
 
     def inside(self, func, args) -> None:

@@ -134,6 +134,11 @@ class Trace(TorchDispatchMode):
             if args[0].dtype == torch.bool:
                 return False
             return 1.0 if args[0].is_floating_point() else 1
+        whole = torch.is_inference_mode_enabled() and func.namespace == "aten"
+        if whole and func._can_decompose():
+            autocast = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutocastCPU, False)
+            with self, autocast:  # else einsum and the like would stay one operation
+                return func.decompose(*args, **(kwargs or {}))
         if in_backward() != -1:
             self.phase("backward")
             if self.cuda and not torch.is_grad_enabled():

@@ -180,6 +180,19 @@ def test_attention_by_the_names_of_its_arguments():
     assert simulate(attention).peak_allocated > 0
 
 
+@pytest.mark.parametrize(("order", "copies"), [((0, 1, 2), 0), ((0, 2, 1), 0), ((2, 1, 0), 1)])
+def test_a_product_copies_what_cublas_cannot_read(order, copies):
+    n = 256
+
+    def product():
+        x = torch.zeros(n, n, n).permute(order)
+        with torch.no_grad():
+            return torch.bmm(x, torch.zeros(n, n, 1))
+
+    one = 4 * n**3
+    assert simulate(product).peak_allocated == pytest.approx(one * (1 + copies), rel=0.15)
+
+
 def test_rms_norm_is_one_kernel():
     size, width = 2 * 2**20 * 128, 128
 

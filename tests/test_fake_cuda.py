@@ -172,6 +172,45 @@ def test_the_kernel_that_a_caller_chooses():
     assert plain > fused + 2 * 8 * 512 * 512 * 2
 
 
+def test_attention_by_the_names_of_its_arguments():
+    def attention():
+        q = torch.zeros(2, 8, 64, 64, requires_grad=True)
+        F.scaled_dot_product_attention(query=q, key=q, value=q, scale=0.5).sum().backward()
+
+    assert simulate(attention).peak_allocated > 0
+
+
+@pytest.mark.parametrize(("order", "copies"), [((0, 1, 2), 0), ((0, 2, 1), 0), ((2, 1, 0), 1)])
+def test_a_product_copies_what_cublas_cannot_read(order, copies):
+    n = 256
+
+    def product():
+        x = torch.zeros(n, n, n).permute(order)
+        with torch.no_grad():
+            return torch.bmm(x, torch.zeros(n, n, 1))
+
+    one = 4 * n**3
+    assert simulate(product).peak_allocated == pytest.approx(one * (1 + copies), rel=0.15)
+
+
+def test_rms_norm_is_one_kernel():
+    size, width = 2 * 2**20 * 128, 128
+
+    def norm():
+        layer = torch.nn.RMSNorm(width, dtype=torch.bfloat16)
+        optimizer = torch.optim.SGD(layer.parameters())
+        x = torch.zeros(2**20, width, dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(2):
+            layer(x).backward(torch.zeros(()).expand(x.shape).bfloat16())
+            optimizer.step()
+
+    on_a_card, on_a_cpu = simulate(norm).peak_allocated, simulate(norm, None).peak_allocated
+    rows = 4 * size // 2 // width  # one number in float32 each
+    # Its input and that one's gradient; its output and that one's; a new gradient, to be added.
+    assert on_a_card == pytest.approx(5 * size + rows, rel=0.01)
+    assert on_a_cpu > 1.5 * on_a_card
+
+
 def test_questions_about_cudas_autocast_are_answered():
     def asking():
         with torch.autocast("cuda"):

@@ -1,9 +1,9 @@
 """PEFT's comparison of its own methods on an L40S, predicted: a language model and an image model.
 
 Every method trains the same model on the same data in the same order, so the methods differ only in
-memory that PEFT itself takes. The scripts are in `method_comparison` of huggingface/peft; here is
-the same step in our words. Their numbers are read after each step, less the first segment of the
-allocator, which stood when they began to count.
+memory that PEFT itself takes. The scripts are in `method_comparison` of huggingface/peft at commit
+b8bf4075; here is the same step in our words. Their numbers are read after each step, less the first
+segment of the allocator, which stood when they began to count.
 """
 
 from collections.abc import Callable, Iterator
@@ -65,7 +65,6 @@ TEXTS = {  # run: its adapter_config.json, without what is PEFT's default
     "tinylora default": ATTENTION,
     "tinylora weight-tying": ATTENTION | {"weight_tying": 1.0},
     "vblora default": ATTENTION,
-    "waveft n_frequency-5000": ATTENTION | {"n_frequency": 5000},
 }
 
 LAYERS = "to_q to_k to_v to_out.0 add_q_proj add_k_proj add_v_proj to_add_out"
@@ -200,7 +199,7 @@ def train_images(run: str, steps: int = 2, **config) -> list[tuple]:
     try:
         from diffusers import Flux2Transformer2DModel
     except ImportError as error:
-        raise ImportError("images need diffusers: pip install diffusers") from error
+        raise ImportError("the image model needs: pip install --no-deps diffusers==0.38") from error
 
     def train():
         dtype = torch.bfloat16

@@ -156,6 +156,16 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
             device_type, dtype = "cpu", dtype or torch.float16
         begin(self, device_type, dtype, *args, **options)
 
+    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+
+    def entered(self):
+        trace.autocasts.append(self._enabled)
+        return enter(self)
+
+    def left(self, *error):
+        trace.autocasts.pop()
+        return leave(self, *error)
+
     def of_cpu(ask):
         return lambda kind="cuda": ask("cpu" if kind == "cuda" else kind)
 
@@ -178,6 +188,8 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
             patch.object(optimizers, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
             patch.object(saved.save_on_cpu, "__init__", save_on_cpu),
             patch.object(torch.autocast, "__init__", autocast),
+            patch.object(torch.autocast, "__enter__", entered),
+            patch.object(torch.autocast, "__exit__", left),
             patch.object(torch, "is_autocast_enabled", of_cpu(torch.is_autocast_enabled)),
             patch.object(torch, "get_autocast_dtype", of_cpu(torch.get_autocast_dtype)),
             patch.object(AcceleratorState, "__init__", state),

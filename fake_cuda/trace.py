@@ -65,6 +65,7 @@ class Trace(TorchDispatchMode):
         super().__init__()
         self.cuda, self.card = card is not None, card
         self.threads: set[bool] = set()  # with a workspace of cuBLAS: the forward's, the backward's
+        self.autocasts: list[bool] = []  # those around this moment, and whether they are on
         self.fp16 = False  # whether bf16 stands for it
         self.ids: dict[int, int] = {}  # a storage's address -> its number
         self.size: list[int] = []
@@ -136,8 +137,9 @@ class Trace(TorchDispatchMode):
             return 1.0 if args[0].is_floating_point() else 1
         whole = torch.is_inference_mode_enabled() and func.namespace == "aten"
         if whole and func._can_decompose():
-            autocast = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutocastCPU, False)
-            with self, autocast:  # else einsum and the like would stay one operation
+            off = not (self.autocasts and self.autocasts[-1])  # a dispatch hides whether it is on
+            key = torch._C.DispatchKey.AutocastCPU
+            with self, torch._C._SetExcludeDispatchKeyGuard(key, off):  # else einsum stays whole
                 return func.decompose(*args, **(kwargs or {}))
         if in_backward() != -1:
             self.phase("backward")

@@ -829,7 +829,7 @@ def test_bert_large_is_predicted_in_little_memory():
     done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     gradients, fits, used, peak = json.loads(done.stdout)
-    # Every size but the classifier's bias is a multiple of 512 bytes.
-    assert math.floor(gradients / 4) == pytest.approx(335_143_938, abs=512)
+    # A block of up to 1 MiB more than a gradient is not split, and counts as a whole.
+    assert 335_143_938 <= math.floor(gradients / 4) <= 335_143_938 * 1.001
     assert fits and used < 15 * 1024 * MiB
     assert peak < 2**30

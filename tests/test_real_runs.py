@@ -112,14 +112,16 @@ def test_gradients_are_added_in_place_where_nobody_else_holds_them():
 
 
 def test_inference_mode_takes_composite_operations_apart():
-    def infer(guard):
-        with guard(), torch.autocast("cuda", torch.bfloat16):
+    def infer(guard, on):
+        with guard(), torch.autocast("cuda", torch.bfloat16, enabled=on):
             return torch.einsum("bij,bkj->bik", torch.empty(4, 64, 64), torch.empty(4, 64, 64))
 
-    plain, inference = (
-        simulate(partial(infer, g)).log for g in (torch.no_grad, torch.inference_mode)
-    )
-    assert [size for _, size in plain] == [size for _, size in inference]
+    for on in (True, False):
+        plain, inference = (
+            [size for _, size in simulate(partial(infer, guard, on)).log]
+            for guard in (torch.no_grad, torch.inference_mode)
+        )
+        assert plain == inference
 
 
 A100, H100 = Card((8, 0), 108), Card((9, 0), 132)

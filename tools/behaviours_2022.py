@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from transformers.optimization import Adafactor
 
-from fake_cuda import simulation
+from fake_cuda import trace
 from helpers import Prediction, Workload, predict, text_classification
 
 aten = torch.ops.aten
@@ -55,7 +55,7 @@ def behaving(behaviours: tuple[str, ...]) -> Iterator[None]:
     with ExitStack() as stack:
         if behaviours:
             # cuBLAS's workspace came into the caching allocator with torch 1.11 (pytorch #61632).
-            patch = mock.patch.object(simulation, "workspace", lambda capability: 0)
+            patch = mock.patch.object(trace, "workspace", lambda capability: 0)
             stack.enter_context(patch)
         if "softmax keeps its input" in behaviours:
             stack.enter_context(mock.patch.object(torch.nn.functional, "softmax", _softmax))

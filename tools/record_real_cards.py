@@ -111,7 +111,7 @@ def main() -> int:
             if name not in sets():
                 raise ValueError(suggest(name, sorted(sets()), "set of runs on real cards"))
         record(names)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -505,6 +505,17 @@ def _patches(card: Card) -> Iterator[tuple]:
     yield pynvml, "nvmlSystemGetDriverVersion", lambda: "580.65.06"
     yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
 
+    import bitsandbytes.functional as pages  # whose managed memory is the host's, and CUDA's to ask
+
+    def paged(*shape, dtype=torch.float32, **_):
+        page = torch.empty(shape, dtype=dtype)
+        page.is_paged = True
+        return page
+
+    yield pages, "get_paged", paged
+    yield pages, "fill", lambda page, value, **_: page.fill_(value)
+    yield pages, "prefetch_tensor", nothing
+
     begin = torch.utils.data.DataLoader.__init__
 
     def loader(self, *args, **options):

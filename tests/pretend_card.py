@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fake_cuda import Allocator
-from fake_cuda.simulation import workspace as workspace_bytes
+from fake_cuda.scratch import workspace as workspace_bytes
 
 GIB = 2**30
 CONTEXT = 400 * 2**20
@@ -278,7 +278,7 @@ class Follow(TorchDispatchMode):
             backward = in_backward() != -1
             if here and func in PRODUCTS and backward not in self.card.workspaces:
                 workspace = torch.empty(
-                    workspace_bytes(self.card.facts.capability) // 2, dtype=torch.uint8
+                    workspace_bytes(self.card.facts.capability), dtype=torch.uint8
                 )
                 self.card.workspaces[backward] = workspace
                 self.card.place(workspace, True)

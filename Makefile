@@ -57,7 +57,6 @@ colab:
 # Recorded predictions first, because the lessons read them. A part refreshes notebooks only.
 outputs: $(ENVIRONMENT)
 	$(if $(LESSONS),,$(PYTHON) tools/record_predictions.py)
-	$(if $(LESSONS),,$(PYTHON) tools/record_real_cards.py)
 	$(if $(LESSONS),,$(PYTHON) tools/readme_picture.py)
 	$(PYTHON) tools/scoreboard.py
 	$(PYTHON) tools/refresh_outputs.py --lessons "$(LESSONS)"

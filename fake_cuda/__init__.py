@@ -10,7 +10,8 @@ the choices that CUDA makes differently are put in by hand (`choices`), each wit
     found.peak_allocated, found.peak_reserved, found.by_category
 
 The allocator's model repeats 25 logs of CUDA's own to the byte, recorded with torch 2.6 and 2.11 on
-a Blackwell, a Hopper and two unnamed cards; `read_log` reads such a log.
+a Blackwell, a Hopper and two unnamed cards; `read_log` reads such a log. Peaks of whole runs are
+held against what others measured on ten kinds of card, from a V100 to a B200 (tools/real_cards).
 """
 
 import logging

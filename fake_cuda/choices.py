@@ -46,10 +46,9 @@ def _attention(capability: tuple[int, int], trace: Trace) -> Callable:
     """
     flash, cudnn = capability >= (8, 0), cudnn_first(capability)
 
-    def attention(
-        query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-    ):
-        q, k, v = query, key, value
+    def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
+        q, k, v, scale = query, key, value, more.get("scale")
+        enable_gqa = more.get("enable_gqa", False)
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -112,13 +111,15 @@ def _in_float32(op) -> Callable:
 
 
 def _rms_norm(x, shape, weight=None, eps=None):
-    """What CUDA's fused kernel leaves: the output, and one number a row in 32 bits."""
+    """CUDA's kernel leaves the output and, in float32, a number for each row."""
     rows = [*x.shape[: x.dim() - len(shape)], *[1] * len(shape)]
     return torch.empty_like(x), x.new_empty(rows, dtype=torch.float32)
 
 
-def _rms_norm_backward(grad, x, shape, rstd, weight, mask):
-    return grad.new_empty(x.shape) if mask[0] else None, torch.empty_like(weight) if mask[1] else None
+def _rms_norm_backward(grad, x, shape, rstd, weight, wanted):
+    return tuple(
+        torch.empty_like(t) if w else None for t, w in zip((x, weight), wanted, strict=True)
+    )
 
 
 @contextmanager
@@ -135,7 +136,7 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
         packet, _, overload = name.partition(".")
         op = getattr(getattr(aten, packet), overload or "default")
         library.impl(name, _in_float32(op), "AutocastCPU")
-    # A norm is one kernel on CUDA and a row of operations elsewhere (RMSNorm, native_functions.yaml).
+    # RMSNorm is one kernel on CUDA, elsewhere ten operations (native_functions.yaml).
     library.impl("_fused_rms_norm", _rms_norm, "CPU")
     library.impl("_fused_rms_norm_backward", _rms_norm_backward, "CPU")
     saved = torch.autograd.graph
@@ -160,6 +161,16 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
             device_type, dtype = "cpu", dtype or torch.float16
         begin(self, device_type, dtype, *args, **options)
 
+    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+
+    def entered(self):
+        trace.autocasts.append(self._enabled)
+        return enter(self)
+
+    def left(self, *error):
+        trace.autocasts.pop()
+        return leave(self, *error)
+
     def of_cpu(ask):
         return lambda kind="cuda": ask("cpu" if kind == "cuda" else kind)
 
@@ -182,6 +193,8 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
             patch.object(optimizers, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
             patch.object(saved.save_on_cpu, "__init__", save_on_cpu),
             patch.object(torch.autocast, "__init__", autocast),
+            patch.object(torch.autocast, "__enter__", entered),
+            patch.object(torch.autocast, "__exit__", left),
             patch.object(torch, "is_autocast_enabled", of_cpu(torch.is_autocast_enabled)),
             patch.object(torch, "get_autocast_dtype", of_cpu(torch.get_autocast_dtype)),
             patch.object(AcceleratorState, "__init__", state),

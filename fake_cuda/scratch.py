@@ -92,9 +92,43 @@ def _sum(card, x, dims=None, *_) -> list[int]:
     return [4 * outputs * shares * width * vector, 4 * grid] if shares > 1 else []
 
 
+def _softmax_backward(card, grad, output, *_) -> list[int]:
+    """The gradient times the output; log_softmax needs none (softmax_backward_cuda_out in
+    aten/src/ATen/native/cuda/SoftMax.cu)."""
+    return [grad.numel() * grad.element_size()]
+
+
+def _group_norm_backward(card, grad, x, mean, rstd, weight, batch, channels, _, groups, *__):
+    """Sums and factors of each channel and group in float32 (GroupNormBackwardKernelImplInternal
+    in aten/src/ATen/native/cuda/group_norm_kernel.cu)."""
+    return 3 * [4 * batch * channels] + 2 * [4 * batch * groups]
+
+
+def _operands(card, *matrices) -> list[int]:
+    """Copies of matrices of which neither the rows nor the columns lie close together, as einsum
+    leaves them (prepare_batch_matrix_for_cublas in aten/src/ATen/native/cuda/Blas.cpp)."""
+    sizes = []
+    for x in matrices:
+        (rows, columns), (down, across) = x.shape[-2:], x.stride()[-2:]
+        close = (across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows))
+        if not (close or x.is_contiguous() and down and across):
+            sizes.append(x.numel() * x.element_size())
+    return sizes
+
+
+def _added_to(card, old, one, other, *_) -> list[int]:
+    return _operands(card, one, other)
+
+
 KERNELS = {
+    aten.mm.default: _operands,
+    aten.bmm.default: _operands,
+    aten.addmm.default: _added_to,
+    aten.baddbmm.default: _added_to,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    aten._softmax_backward_data.default: _softmax_backward,
+    aten.native_group_norm_backward.default: _group_norm_backward,
     aten.sum.dim_IntList: _sum,
 }
 

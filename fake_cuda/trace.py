@@ -66,6 +66,7 @@ class Trace(TorchDispatchMode):
         super().__init__()
         self.cuda, self.card = card is not None, card
         self.threads: set[bool] = set()  # with a workspace of cuBLAS: the forward's, the backward's
+        self.autocasts: list[bool] = []  # those around this moment, and whether they are on
         self.fp16 = False  # whether bf16 stands for it
         self.ids: dict[int, int] = {}  # a storage's address -> its number
         self.size: list[int] = []
@@ -137,6 +138,12 @@ class Trace(TorchDispatchMode):
             if args[0].dtype == torch.bool:
                 return False
             return 1.0 if args[0].is_floating_point() else 1
+        whole = torch.is_inference_mode_enabled() and func.namespace == "aten"
+        if whole and func._can_decompose():
+            off = not (self.autocasts and self.autocasts[-1])  # a dispatch hides whether it is on
+            key = torch._C.DispatchKey.AutocastCPU
+            with self, torch._C._SetExcludeDispatchKeyGuard(key, off):  # else einsum stays whole
+                return func.decompose(*args, **(kwargs or {}))
         if in_backward() != -1:
             self.phase("backward")
             if self.cuda and not torch.is_grad_enabled():
@@ -153,10 +160,6 @@ class Trace(TorchDispatchMode):
             # The CPU's dropout keeps a mask in the input's type, CUDA's fused kernel a bool mask
             # (aten/src/ATen/native/cuda/Dropout.cu).
             self.size[self.ids[out.untyped_storage()._cdata]] = out.numel()
-        if self.cuda and func is aten._softmax_backward_data.default:
-            # CUDA's kernel wants the gradient times the output, a tensor of its own
-            # (softmax_backward_cuda_out in aten/src/ATen/native/cuda/SoftMax.cu).
-            self.see(args[0] * args[1])
         return out
 
     @property

@@ -8,7 +8,7 @@ from .hardware import GIB
 from .runs import load
 from .show import COLOURS
 
-MARKERS = "osD^vP*Xh<>p"
+MARKERS = "osD^vP*X"
 
 
 def judged(rows: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -30,11 +30,10 @@ def errors(rows: pd.DataFrame, by: str | list[str] = "set") -> pd.DataFrame:
 
 
 def draw(rows: pd.DataFrame) -> Figure:
-    """One dot a row of `judged`: its error over the bytes measured, coloured by set."""
-    rows = rows[~rows["quantity"].str.contains("token")]  # a longest context is no size
+    """One dot a row of `judged`: its error over the bytes measured, coloured by source."""
     fig, ax = plt.subplots(figsize=(7, 3.8))
     palette = [*list(COLOURS.values())[:4], "#D55E00", "#56B4E9"]
-    for k, (name, group) in enumerate(rows.groupby("set", sort=False)):
+    for k, (name, group) in enumerate(rows.groupby(rows["set"].str.split("-").str[0], sort=False)):
         look = {"color": palette[k % len(palette)], "marker": MARKERS[k % len(MARKERS)]}
         x, y = group["measured"] / GIB, 100 * group["error"]
         ax.plot(x, y, ls="", ms=5, alpha=0.7, label=f"{name} ({len(group)})", **look)

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fake_cuda import Allocator
-from fake_cuda.simulation import workspace as workspace_bytes
+from fake_cuda.scratch import workspace as workspace_bytes
 
 GIB = 2**30
 CONTEXT = 400 * 2**20
@@ -278,7 +278,7 @@ class Follow(TorchDispatchMode):
             backward = in_backward() != -1
             if here and func in PRODUCTS and backward not in self.card.workspaces:
                 workspace = torch.empty(
-                    workspace_bytes(self.card.facts.capability) // 2, dtype=torch.uint8
+                    workspace_bytes(self.card.facts.capability), dtype=torch.uint8
                 )
                 self.card.workspaces[backward] = workspace
                 self.card.place(workspace, True)
@@ -504,6 +504,17 @@ def _patches(card: Card) -> Iterator[tuple]:
     yield pynvml, "nvmlDeviceGetCount", lambda: 1
     yield pynvml, "nvmlSystemGetDriverVersion", lambda: "580.65.06"
     yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
+
+    import bitsandbytes.functional as pages  # whose managed memory is the host's, and CUDA's to ask
+
+    def paged(*shape, dtype=torch.float32, **_):
+        page = torch.empty(shape, dtype=dtype)
+        page.is_paged = True
+        return page
+
+    yield pages, "get_paged", paged
+    yield pages, "fill", lambda page, value, **_: page.fill_(value)
+    yield pages, "prefetch_tensor", nothing
 
     begin = torch.utils.data.DataLoader.__init__
 

@@ -26,8 +26,8 @@ def test_what_lives_after_a_step_is_counted_by_hand(comparison):
     small |= dict(num_hidden_layers=layers, intermediate_size=2048, vocab_size=words)
     found = comparison.train_texts("lora rank64-rslora", [64, length], **small)
     weights = words * width + layers * (4 * width * heads * 128 + 3 * width * 2048)
-    adapters = layers * 2 * rank * (width + heads * 128)  # weight, gradient, two states in float32
-    token = 2 * words + layers * 2 * 2 * heads * 128  # its logits; keys and values, kept for a cache
+    adapters = layers * 2 * rank * (width + heads * 128)  # with gradient and two states in float32
+    token = 2 * words + layers * 2 * 2 * heads * 128  # logits; keys and values, kept for a cache
     workspaces, first_segment = 2 * 8519680, 2 * MiB
     by_hand = 2 * weights + 4 * 4 * adapters + 4 * length * token + workspaces - first_segment
     allocated, reserved, peak = found[1]

@@ -770,9 +770,8 @@ def test_emptying_the_cache_lowers_reserved_never_allocated(bert):
 
     kept, emptied = (predict(partial(shapes, empty), gpu="T4") for empty in (False, True))
     assert kept.peak_allocated == emptied.peak_allocated
-    rest = 18 * MiB  # cuBLAS's workspace
-    assert kept.peak_reserved == (12 + 32 + 42) * MiB + rest  # 21 fit into 32
-    assert emptied.peak_reserved == 42 * MiB + rest
+    assert kept.peak_reserved == (12 + 32 + 42) * MiB  # 21 fit into 32
+    assert emptied.peak_reserved == 42 * MiB
     plain, each_step = on("T4", bert), on("T4", bert, torch_empty_cache_steps=1)
     assert plain.peak_allocated == each_step.peak_allocated
     assert plain.peak_reserved >= each_step.peak_reserved
@@ -830,7 +829,7 @@ def test_bert_large_is_predicted_in_little_memory():
     done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     gradients, fits, used, peak = json.loads(done.stdout)
-    # Every size but the classifier's bias is a multiple of 512 bytes.
-    assert math.floor(gradients / 4) == pytest.approx(335_143_938, abs=512)
+    # A block of up to 1 MiB more than a gradient is not split, and counts as a whole.
+    assert 335_143_938 <= math.floor(gradients / 4) <= 335_143_938 * 1.001
     assert fits and used < 15 * 1024 * MiB
     assert peak < 2**30

@@ -50,6 +50,11 @@ def record(names: list[str], path: Path) -> None:
         )
     old_rows = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["set"])
     table = pd.concat([old_rows[~old_rows["set"].isin(names)], pd.DataFrame(rows)])
+    replace_file(path, table)
+
+
+def replace_file(path: Path, table: pd.DataFrame) -> None:
+    """Write a table at once or not at all."""
     unfinished = path.with_suffix(".unfinished")
     table.to_csv(unfinished, index=False)
     os.replace(unfinished, path)

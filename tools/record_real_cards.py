@@ -10,7 +10,6 @@ is done, so an interrupted run loses nothing. Never edit it by hand.
 import argparse
 import datetime
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from helpers.hardware import gpu, suggest, versions  # noqa: E402  (after the path is set)
+from record_predictions import replace_file  # noqa: E402
 
 MEASURED = ROOT / "data" / "measurements" / "peaks.csv"
 PREDICTED = ROOT / "data" / "real_cards.csv"
@@ -97,9 +97,7 @@ def record(names: list[str], measured: Path = MEASURED, path: Path = PREDICTED) 
     table = rows.merge(new, on=key, how="left").astype({"predicted": "Int64"})
     table.loc[table["role"] == "excluded", OURS] = pd.NA
     table.insert(COLUMNS.index("measured") + 1, "predicted", table.pop("predicted"))
-    unfinished = path.with_suffix(".unfinished")
-    table.to_csv(unfinished, index=False)
-    os.replace(unfinished, path)
+    replace_file(path, table)
 
 
 def main() -> int:
@@ -111,7 +109,7 @@ def main() -> int:
             if name not in sets():
                 raise ValueError(suggest(name, sorted(sets()), "set of runs on real cards"))
         record(names)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

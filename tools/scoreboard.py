@@ -67,7 +67,7 @@ def own_runs(data: Path) -> list[dict[str, dict]]:
     cards = []
     for path in sorted((data / "measurements").glob("*.csv")):
         rows = read(path)
-        if "card" in rows:
+        if "outcome" in rows:  # others' rows have none
             rows = rows[rows["outcome"] == "measured"].assign(gpu=rows["card"])
             cards.append(named(rows, ["section", "run"]))
     return cards

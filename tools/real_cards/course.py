@@ -7,20 +7,21 @@ them is a field of `Student`. Sources: the column `source` of data/measurements/
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fake_cuda import Simulation, simulate
+from fake_cuda import Simulation, simulate, trace
+from fake_cuda.scratch import workspace
 
 WORDS = 10_000
-BF16 = partial(torch.autocast, "cuda", torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,17 @@ class Student:
     bf16: bool = False  # autocast
     rotate: str = "halves"  # positions: sliced | looked up by index | made on the CPU each time
     loss: str = "every token"  # | flat | of torch | of the last token
-    decay: str = "first"  # when AdamW shrinks the weights
+    adamw: str = "decay first"  # when it shrinks the weights | decay last | new weights | of torch
     steps: int = 2
     stage: str = "train"  # | backward | forward
     no_grad: Callable = nullcontext  # around a forward pass
+    holds: bool = False  # the results of a step live until the next ones replace them
+    tried: bool = False  # one forward pass before the first step
     segments: int = 0  # of layers that are checkpointed
-    capability: tuple[int, int] = (8, 0)
+    capability: tuple[int, int] = (8, 0)  # where the card is unknown, so are its 108 processors
+    sms: int = 108
+    torch: str = "2.11.0"
+    whole: bool = False  # the log holds the whole run, not only its last step
 
 
 class Linear(nn.Module):
@@ -149,6 +155,10 @@ class Attention(nn.Module):
         return self.out(mixed)
 
 
+def silu(x):
+    return x * torch.sigmoid(x)
+
+
 class Feed(nn.Module):
     """SwiGLU (arXiv 2002.05202)."""
 
@@ -161,16 +171,23 @@ class Feed(nn.Module):
         )
 
     def forward(self, x):
-        gate = self.one(x)
-        return self.two(gate * torch.sigmoid(gate) * self.three(x))
+        return self.two(silu(self.one(x)) * self.three(x))
 
 
 class Block(nn.Module):
     def __init__(self, student: Student, rotation: nn.Module):
         super().__init__()
-        self.attention = Attention(student, rotation)
-        self.feed = Feed(student.width, student.inner)
-        self.before, self.between = (Norm(student.width, student) for _ in range(2))
+        parts = {
+            "attention": partial(Attention, student, rotation),
+            "feed": partial(Feed, student.width, student.inner),
+            "before": partial(Norm, student.width, student),
+            "between": partial(Norm, student.width, student),
+        }
+        order = list(parts)
+        if student.rotate == "each time":
+            order = order[2:] + order[:2]
+        for name in order:
+            self.add_module(name, parts[name]())
 
     def forward(self, x):
         attended = self.attention(self.before(x))
@@ -207,7 +224,8 @@ def loss_of(logits, targets, kind: str):
     if kind == "of torch":
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
     if kind == "of the last token":
-        logits = logits[:, -1, :]
+        # With torch 2.6 `[:, -1, :]` is three views, of which two copy in backward.
+        logits = logits.narrow(0, 0, len(logits))[:, -1].narrow(1, 0, WORDS)
         top = torch.max(logits, dim=-1, keepdim=True)[0]
         log = logits - top - torch.log(torch.sum(torch.exp(logits - top), dim=-1, keepdim=True))
         hot = torch.zeros_like(log)
@@ -223,15 +241,15 @@ class AdamW(torch.optim.Optimizer):
     """By hand, one parameter after another, with new tensors for each result."""
 
     def __init__(self, parameters, student: Student):
-        super().__init__(parameters, {"decay": student.decay})
-        if student.decay == "of new weights":
+        super().__init__(parameters, {"order": student.adamw})
+        if student.adamw == "new weights":
             for p in self.param_groups[0]["params"]:
                 self.state[p] = {"m": torch.zeros_like(p.data), "v": torch.zeros_like(p.data)}
 
     def step(self):
         for p in self.param_groups[0]["params"]:
             state, gradient = self.state[p], p.grad.data
-            if self.defaults["decay"] == "of new weights":
+            if self.defaults["order"] == "new weights":
                 new_m = 0.9 * state["m"] + 0.1 * gradient
                 state["m"] = new_m
                 new_v = 0.99 * state["v"] + 0.01 * gradient**2
@@ -239,42 +257,142 @@ class AdamW(torch.optim.Optimizer):
                 p.data = p.data - 0.1 * (new_m / (torch.sqrt(new_v) + 1e-8))
                 p.data = p.data - 0.1 * 0.0 * p.data
                 continue
-            if self.defaults["decay"] == "first":
+            if self.defaults["order"] == "decay first":
                 p.data -= 0.1 * p.data
             old_m = state.get("m", torch.zeros_like(gradient))
             old_v = state.get("v", torch.zeros_like(gradient))
             m = 0.9 * old_m + 0.1 * gradient
             v = 0.99 * old_v + 0.01 * torch.square(gradient)
             p.data -= 0.1 * m / (torch.sqrt(v) + 1e-8)
-            if self.defaults["decay"] == "last":
+            if self.defaults["order"] == "decay last":
                 p.data -= 0.1 * p.data
             state["m"], state["v"] = m, v
 
 
 def run(student: Student):
     model = Decoder(student)
-    optimizer = AdamW(model.parameters(), student) if student.stage == "train" else None
+    optimizer = None
+    if student.stage == "train":
+        torchs = student.adamw == "of torch"
+        optimizer = (
+            torch.optim.AdamW(model.parameters()) if torchs else AdamW(model.parameters(), student)
+        )
     shape = student.batch, student.length
     words = torch.zeros(shape, dtype=torch.long)
     targets = torch.zeros(shape if "last" not in student.loss else shape[:1], dtype=torch.long)
-    for step in range(student.steps):
-        with BF16() if student.bf16 else nullcontext():
-            if student.stage == "forward":
-                with student.no_grad():
-                    logits = model(words)
-                continue
-            logits = model(words)
-            if student.loss != "of torch":
-                loss = loss_of(logits, targets, student.loss)
-        if student.loss == "of torch":
-            loss = loss_of(logits, targets, student.loss)
-        loss.backward()
-        if optimizer:
-            optimizer.step()
-        model.zero_grad()
-        del logits, loss
+    autocast = partial(torch.autocast, "cuda", torch.bfloat16, enabled=student.bf16)
+    outer = nullcontext
+    if student.rotate == "each time":  # one context around all steps, backward and optimizer too
+        autocast, outer = nullcontext, autocast
+    with outer():
+        steps(student, autocast, model, optimizer, words, targets)
     return model, optimizer
 
 
-def last_step(student: Student) -> Simulation:
-    return simulate(partial(run, student), student.capability)
+def steps(student: Student, autocast, model, optimizer, words, targets) -> None:
+    if student.tried:
+        with autocast():
+            logits = model(words)
+    for _ in range(student.steps):
+        with autocast():
+            if student.stage == "forward":
+                with student.no_grad():
+                    logits = model(words)
+            else:
+                logits = model(words)
+                loss = loss_of(logits, targets, student.loss)
+        if student.stage != "forward":
+            loss.backward()
+        if optimizer:
+            optimizer.step()
+        model.zero_grad()
+        if not student.holds:
+            logits = loss = None
+
+
+def simulated(student: Student) -> Simulation:
+    """The run with the workspace that cuBLAS takes in the student's torch."""
+    older = partial(workspace, version=student.torch)
+    with patch.object(trace, "workspace", older):
+        return simulate(partial(run, student), student.capability, student.sms)
+
+
+def peaks(student: Student) -> dict[str, int]:
+    found = simulated(student)
+    allocated = found.peak_allocated if student.whole else int(found.timeline.sum(axis=1).max())
+    return {"allocated": allocated, "reserved": found.peak_reserved}
+
+
+SMALL = dict(width=768, layers=12, heads=12, inner=3072)
+MEDIUM = dict(width=1024, layers=24, heads=16, inner=4096)
+XL = dict(width=2560, layers=32, heads=32, inner=10_240)
+WEDSONLIN = {
+    f"{stage}, length {length}": Student(**MEDIUM, length=length, bf16=bf16, **options)
+    for stage, options, bf16s in (
+        ("training", {}, {128: False, 256: False, 512: True, 1024: True}),
+        (
+            "inference",
+            dict(stage="forward", no_grad=torch.inference_mode),
+            {128: False, 256: False, 512: True, 1024: False},
+        ),
+    )
+    for length, bf16 in bf16s.items()
+}
+_niuhuang = partial(
+    Student,
+    **dict(width=512, layers=4, heads=16, inner=1344, batch=10, steps=3, torch="2.6.0"),
+    **dict(rotate="each time", loss="of the last token", adamw="new weights", whole=True),
+)
+NIUHUANG = {
+    f"{stage}, length {length}{', bf16' * bf16}": _niuhuang(length=length, bf16=bf16, **options)
+    for stage, options in (("training", dict(holds=True)), ("forward", dict(stage="forward")))
+    for length, bf16 in ((100, False), (150, False), (200, False), (200, True))
+}
+_sidsoc12 = partial(
+    Student,
+    **XL,
+    **dict(rotate="looked up", loss="flat", adamw="decay last", holds=True, whole=True),
+    **dict(capability=(9, 0), sms=132, torch="2.6.0"),
+)
+SIDSOC12 = {"training, length 128": _sidsoc12(length=128, steps=1, tried=True)} | {
+    f"forward, length {length}{', bf16' * bf16}": _sidsoc12(
+        length=length, bf16=bf16, stage="forward"
+    )
+    for length, bf16 in ((128, False), (256, False), (512, False), (512, True))
+}
+LINYUN = {
+    f"training, length {length}{', bf16' * bf16}": Student(
+        **XL,
+        length=length,
+        bf16=bf16,
+        loss="of torch",
+        adamw="of torch",
+        capability=(12, 0),
+        sms=188,
+    )
+    for length in (128, 512)
+    for bf16 in (False, True)
+}
+_csdiywithme = partial(Student, loss="of torch", capability=(10, 0), sms=148)
+CSDIYWITHME = {
+    f"small, {stage}{', bf16' * bf16}": _csdiywithme(**SMALL, length=512, stage=stage, bf16=bf16)
+    for stage in ("forward", "backward", "train")
+    for bf16 in (False, True)
+} | {
+    "medium, train": _csdiywithme(**MEDIUM, length=512),
+    "xl, backward, 16 segments": _csdiywithme(**XL, length=2048, stage="backward", segments=16),
+    "xl, backward, 32 segments": _csdiywithme(**XL, length=2048, stage="backward", segments=32),
+}
+
+
+def _set(students: dict[str, Student]) -> Callable[[], Iterator]:
+    return lambda: ((name, partial(peaks, student)) for name, student in students.items())
+
+
+SETS = {
+    "course-csdiywithme": _set(CSDIYWITHME),
+    "course-linyun": _set(LINYUN),
+    "course-niuhuang": _set(NIUHUANG),
+    "course-sidsoc12": _set(SIDSOC12),
+    "course-wedsonlin": _set(WEDSONLIN),
+}

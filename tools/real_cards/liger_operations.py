@@ -9,55 +9,34 @@ what is kept are those of benchmark/scripts/ at the version of each row.
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import (
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
-)
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 
-from fake_cuda import Allocator, simulate, simulation
+from fake_cuda import simulate
 
 BF16 = torch.bfloat16
-A100, H100, B200, AMPERE, ADA = (8, 0), (9, 0), (10, 0), (8, 6), (8, 9)
+# Compute capability, and multiprocessors (data/gpus.csv).
+A100, H100, H100_PCIE, B200 = (8, 0, 108), (9, 0, 132), (9, 0, 114), (10, 0, 148)
+RTX_3090, RTX_4090 = (8, 6, 82), (8, 9, 128)
 
 
-def peak_of_a_pass(setup: Callable, capability: tuple[int, int], threads: int) -> int:
-    """Bytes allocated at the worst moment of the third pass, in which gradients stand already.
+def peak_of_a_pass(setup: Callable, card: tuple[int, int, int]) -> int:
+    """Bytes allocated at the worst moment, at the latest when gradients stand already.
 
-    `setup` builds what an operation needs and returns one pass of it. The bytes are of the blocks
-    that torch hands out, as its own count is. `threads` multiply matrices: in forward, in backward;
-    in each cuBLAS takes a workspace, and without any product none.
+    `setup` builds what an operation needs and returns one pass of it.
     """
 
     def run():
         once = setup()
         for _ in range(3):
-            torch.cuda.empty_cache()  # a mark in the log, no more
             once()
         return once
 
-    both = simulation.workspace(capability)
-    with mock.patch.object(simulation, "workspace", lambda *_: both // 2 * threads):
-        log = simulate(run, capability).log
-    allocator, now, peak = Allocator(), 0, 0
-    for i, size in log:
-        if size == 0:
-            peak = now
-        elif size > 0:
-            allocator.malloc(i, size)
-            now += allocator.blocks[allocator.where[i]][0]
-        else:
-            now -= allocator.blocks[allocator.where[i]][0]
-            allocator.release(i)
-        peak = max(peak, now)
-    return peak
+    return simulate(run, card[:2], card[2]).peak_allocated
 
 
 def forward_and_backward(function: Callable, *inputs, retain: bool = True) -> Callable:
@@ -163,12 +142,16 @@ def total_variation(classes: int) -> Callable:
 
 
 def mlp(kind: str, batch: int, length: int, hidden=4096, inner=11008, mode="full") -> Callable:
-    """transformers' LlamaMLP; "forward" keeps no result, "backward" goes over one graph again."""
+    """transformers' LlamaMLP; "forward" keeps no result, "backward" goes over one graph again.
+
+    Full passes ran before in the same process, so cuBLAS has a workspace for backward, too.
+    """
     act = "silu" if kind == "swiglu" else "gelu_pytorch_tanh"
     config = LlamaConfig(hidden_size=hidden, intermediate_size=inner, hidden_act=act)
     x = torch.randn(batch, length, hidden, dtype=BF16, requires_grad=True)
     layer = LlamaMLP(config).to(BF16)
     if mode == "forward":
+        (torch.ones(1, 1, requires_grad=True) @ torch.ones(1, 1)).backward()
         return lambda: layer(x) is None
     if mode == "full":
         return with_new_gradient(layer, x)
@@ -219,18 +202,21 @@ def add_rms_norm(width: int) -> Callable:
 
 
 def rope(hidden: int, length: int) -> Callable:
+    """transformers' rotation; in 2024 the angles were a matrix product, for which cuBLAS took its
+    workspace in forward."""
     width = hidden // 32
-    config = LlamaConfig(hidden_size=hidden, num_attention_heads=32, head_dim=width)
-    rotary = LlamaRotaryEmbedding(config)
     q, k = (
         torch.randn(1, length, heads, width, dtype=BF16, requires_grad=True).transpose(1, 2)
         for heads in (32, 8)
     )
     dq, dk = torch.randn_like(q), torch.randn_like(k)
-    positions = torch.arange(length).unsqueeze(0)
-    cos, sin = rotary(k, positions)
+    frequencies, positions = torch.ones(1, width // 2, 1), torch.arange(length).unsqueeze(0)
+    angles = (frequencies @ positions[:, None].float()).transpose(1, 2)
+    angles = torch.cat((angles, angles), -1)
+    cos, sin = angles.cos().to(BF16), angles.sin().to(BF16)
+    del angles
 
-    def once(keep=(rotary, positions)):
+    def once(keep=(frequencies, positions)):
         out = apply_rotary_pos_emb(q, k, cos, sin)
         torch.autograd.grad(out, (q, k), (dq, dk), allow_unused=True, retain_graph=True)
 
@@ -260,34 +246,32 @@ def neighbourhood(length: int) -> Callable:
     return with_gradient(attend, x, dy)
 
 
-# What the run is called: the card's capability, the operation by what varies, how many
-# threads multiply matrices, and the values of what varies.
+# What the run is called: the card, the operation by what varies, and the values of that.
 OPERATIONS = {
-    "cross_entropy, V": (A100, cross_entropy, 0, (4096, 8192, 16384, 131072)),
-    "fused_linear_cross_entropy, BT": (A100, linear_cross_entropy, 2, (4096, 16384, 32768)),
-    "geglu full, T": (A100, lambda t: mlp("geglu", 8, t), 2, (4096, 8192)),
-    "geglu forward, T": (A100, lambda t: mlp("geglu", 8, t, mode="forward"), 2, (4096, 8192)),
-    "geglu backward, T": (A100, lambda t: mlp("geglu", 8, t, mode="backward"), 2, (4096, 8192)),
-    "swiglu full, T": (A100, lambda t: mlp("swiglu", 4, t), 2, (1024, 4096)),
-    "layer_norm, N": (A100, layer_norm, 0, (1024, 2048, 4096, 8192)),
-    "layer_norm on H100, N": (H100, layer_norm, 0, (1024, 2048, 4096, 8192)),
-    "rms_norm, H": (A100, rms_norm, 0, (1024, 4096, 16384)),
-    "rope, H": (A100, lambda hidden: rope(hidden, 2048), 1, (512,)),
-    "rope, T": (A100, lambda t: rope(8192, t), 1, (1024, 2048, 8192)),
-    "kl_div, V": (H100, kl_divergence, 0, (4096, 8192, 16384, 65536)),
-    "jsd, V": (H100, jensen_shannon, 0, (4096, 8192, 16384)),
-    "jsd, BT": (B200, jensen_shannon_2026, 0, (4096, 8192)),
-    "fused_linear_jsd, BT": (H100, linear_jensen_shannon, 2, (1024, 2048, 4096, 8192)),
-    "tvd, V": (H100, total_variation, 0, (32768, 65536, 131072)),
-    "group_norm full, C": (B200, group_norm, 0, (32, 512)),
-    "fused_add_rms_norm, H": (H100, add_rms_norm, 0, (1024, 4096, 8192)),
-    "neighborhood attention on RTX 3090, T": (AMPERE, neighbourhood, 2, (512, 1024, 2048)),
-    "neighborhood attention on H100, T": (H100, neighbourhood, 2, (512, 1024, 2048)),
+    "cross_entropy, V": (A100, cross_entropy, (4096, 8192, 16384, 131072)),
+    "fused_linear_cross_entropy, BT": (A100, linear_cross_entropy, (4096, 16384, 32768)),
+    "geglu full, T": (A100, lambda t: mlp("geglu", 8, t), (4096, 8192)),
+    "geglu forward, T": (A100, lambda t: mlp("geglu", 8, t, mode="forward"), (4096, 8192)),
+    "geglu backward, T": (A100, lambda t: mlp("geglu", 8, t, mode="backward"), (4096, 8192)),
+    "swiglu full, T": (A100, lambda t: mlp("swiglu", 4, t), (1024, 4096)),
+    "layer_norm, N": (A100, layer_norm, (1024, 2048, 4096, 8192)),
+    "layer_norm on H100, N": (H100, layer_norm, (1024, 2048, 4096, 8192)),
+    "rms_norm, H": (A100, rms_norm, (1024, 4096, 16384)),
+    "rope, H": (A100, lambda hidden: rope(hidden, 2048), (512,)),
+    "rope, T": (A100, lambda t: rope(8192, t), (1024, 2048, 8192)),
+    "kl_div, V": (H100_PCIE, kl_divergence, (4096, 8192, 16384, 65536)),
+    "jsd, V": (H100_PCIE, jensen_shannon, (4096, 8192, 16384)),
+    "jsd, BT": (B200, jensen_shannon_2026, (4096, 8192)),
+    "fused_linear_jsd, BT": (H100, linear_jensen_shannon, (1024, 2048, 4096, 8192)),
+    "tvd, V": (H100, total_variation, (32768, 65536, 131072)),
+    "group_norm full, C": (B200, group_norm, (32, 512)),
+    "fused_add_rms_norm, H": (H100, add_rms_norm, (1024, 4096, 8192)),
+    "neighborhood attention on RTX 3090, T": (RTX_3090, neighbourhood, (512, 1024, 2048)),
+    "neighborhood attention on H100, T": (H100, neighbourhood, (512, 1024, 2048)),
 } | {
     f"tiled_{kind} {mode}, T": (
-        ADA,
+        RTX_4090,
         lambda t, kind=kind, mode=mode: mlp(kind, 2, t, 2048, 4096, mode),
-        2,
         (1024, 16384),
     )
     for kind in ("geglu", "swiglu")
@@ -298,12 +282,12 @@ OPERATIONS = {
 def runs() -> Iterator[tuple[str, Callable]]:
     """Each run's name, and a function that predicts what was allocated."""
 
-    def predict(capability, operation, threads, n):
-        return {"allocated": peak_of_a_pass(lambda: operation(n), capability, threads)}
+    def predict(card, operation, n):
+        return {"allocated": peak_of_a_pass(lambda: operation(n), card)}
 
-    for name, (capability, operation, threads, values) in OPERATIONS.items():
+    for name, (card, operation, values) in OPERATIONS.items():
         for n in values:
-            yield f"{name} {n}", partial(predict, capability, operation, threads, n)
+            yield f"{name} {n}", partial(predict, card, operation, n)
 
 
 SETS = {"liger": runs}

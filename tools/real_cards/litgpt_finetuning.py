@@ -12,7 +12,7 @@ choice, in the versions that the table was made with (litgpt of April to Septemb
 - Quantized: every linear layer, the head too, in 4 bits of blocks of 64 with 32-bit scales, made
   from 16-bit floats (`half`), which is therefore what it is expanded to before it becomes bfloat16
   (plugins/precision/bitsandbytes.py). bitsandbytes 0.42 keeps the input of each quantized product
-  (autograd/_functions.py); newer ones do not. Its optimizer's states are paged to the host.
+  (autograd/_functions.py); newer ones do not.
 """
 
 from collections.abc import Callable, Iterator
@@ -257,8 +257,25 @@ def loss(logits, targets):
     return torch.cat([F.cross_entropy(x, t, reduction="none") for x, t in pairs]).sum()
 
 
-class Paged(torch.optim.AdamW):
-    is_paged = True  # states live on the host
+class Paged(torch.optim.Optimizer):
+    """bitsandbytes' AdamW as the card sees it: 32-bit states, those of parameters of 100,000
+    values and more on the host (optim/optimizer.py: get_state_buffer)."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.numel() < 100_000 and not self.state[parameter]:
+                for name in ("state1", "state2"):
+                    self.state[parameter][name] = torch.zeros_like(parameter, dtype=torch.float32)
+
+
+def handed_out(model: Model, ids, pieces: bool):
+    """What Fabric makes of the logits, while those of the last batch, and with them its graph and
+    the inputs that quantized products kept, still stand."""
+    logits = model(ids, pieces)
+    return [piece.float() for piece in logits] if pieces else logits.float()
 
 
 def train(shape: Shape) -> Simulation:
@@ -273,12 +290,10 @@ def train(shape: Shape) -> Simulation:
         for batch in range(3):
             ids = torch.ones(shape.batch, LENGTH, dtype=torch.long)
             targets = torch.ones_like(ids)[..., 1:]
-            logits = model(ids, pieces=bool(shape.rank))
+            logits = handed_out(model, ids, pieces=bool(shape.rank))
             if shape.rank:
-                logits = [piece.float() for piece in logits]  # what Fabric hands out
                 logits[-1] = logits[-1][..., :-1, :]
             else:
-                logits = logits.float()
                 logits = logits[..., :-1, :]
             (loss(logits, targets) / 4).backward()
             if batch != 1 or not shape.accumulates:

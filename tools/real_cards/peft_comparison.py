@@ -1,9 +1,9 @@
 """PEFT's comparison of its own methods on an L40S, predicted: a language model and an image model.
 
 Every method trains the same model on the same data in the same order, so the methods differ only in
-memory that PEFT itself takes. The scripts are in `method_comparison` of huggingface/peft; here is
-the same step in our words. Their numbers are read after each step, less the first segment of the
-allocator, which stood when they began to count.
+memory that PEFT itself takes. The scripts are in `method_comparison` of huggingface/peft at commit
+b8bf4075; here is the same step in our words. Their numbers are read after each step, less the first
+segment of the allocator, which stood when they began to count.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,13 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, Dinov2Config, Dinov2M
 
 from fake_cuda import Allocator, MiB, Simulation, simulate
 
-L40S = (8, 9)
+L40S = (8, 9), 142  # compute capability, multiprocessors (data/gpus.csv)
 ROOT = Path(__file__).resolve().parents[2]
 # Padded tokens a text of MetaMathQA, which nobody published: those with which one run meets its
-# three measurements (`calibrate`). Texts come in twenties of batches, from long to short, and the
-# cache is emptied every ten: MEAN is the mean text and that of the eleventh batch, FIRST that of the
-# first, LONGEST of the first in one twenty of a hundred; three, as segments make one length jump.
-MEAN, FIRST, LONGEST = 225, 427, (575, 580, 585)
+# three measurements (`calibrate`). Batches come by twenties, from long to short, and the cache is
+# emptied every ten: MEAN is the mean text and that of the eleventh batch, FIRST that of the first,
+# LONGEST that of the first in the longest hundredth: two, as one segment more makes a jump.
+MEAN, FIRST, LONGEST = 223, 427, (575, 580)
 CALIBRATION = "lora rank64-rslora"
 
 ATTENTION = {"target_modules": ["q_proj", "v_proj"]}
@@ -57,8 +57,7 @@ TEXTS = {  # run: its adapter_config.json, without what is PEFT's default
     "oft rank32": ATTENTION | {"r": 32, "oft_block_size": 0},
     "peanut rank1-relu-depth0-s32.0": ATTENTION | {"r": 1, "scaling": 32.0},
     "peanut rank32-relu-depth0-s2.0": ATTENTION | {"r": 32, "scaling": 2.0},
-    "prefixtuning lr_0.005_zero_init": PREFIX
-    | {"num_virtual_tokens": 200, "init_weights": "zero"},
+    "prefixtuning lr_0.005_zero_init": PREFIX | {"num_virtual_tokens": 200, "init_weights": "zero"},
     "prefixtuning tokens50-init_prefix-lr_0.005": PREFIX
     | {"num_virtual_tokens": 50, "init_weights": "zero"},
     "pvera rank64": ATTENTION | {"r": 64},
@@ -66,7 +65,6 @@ TEXTS = {  # run: its adapter_config.json, without what is PEFT's default
     "tinylora default": ATTENTION,
     "tinylora weight-tying": ATTENTION | {"weight_tying": 1.0},
     "vblora default": ATTENTION,
-    "waveft n_frequency-5000": ATTENTION | {"n_frequency": 5000},
 }
 
 LAYERS = "to_q to_k to_v to_out.0 add_q_proj add_k_proj add_v_proj to_add_out"
@@ -104,6 +102,9 @@ def _adapted(model: torch.nn.Module, run: str, settings: dict, **task) -> PeftMo
         if ".ranknum." in name:  # AdaLoRA's ranks, which train by mistake in PEFT 0.21
             parameter.requires_grad_(False)
     model.train()
+    for layer in model.modules():
+        if hasattr(layer, "module_dropout"):  # LoHa and LoKr draw a number, which a fake one is not
+            layer.eval()  # takes part always, as with their dropout of 0
     return model
 
 
@@ -114,11 +115,11 @@ def _update(model: PeftModel, optimizer: torch.optim.Optimizer, step: int) -> No
         model.base_model.update_and_allocate(step)
 
 
-def _after_each_step(found: Simulation) -> list[tuple[int, int, int]]:
+def _after_each_step(simulation: Simulation) -> list[tuple[int, int, int]]:
     """Bytes allocated and reserved wherever a run empties the cache, and reserved at most until
     then; less the segment that the scripts take before they count."""
     allocator, found = Allocator(), []
-    for i, size in found.log:
+    for i, size in simulation.log:
         if not size:
             # torch counts whole blocks, with what was too little to split off.
             blocks = sum(block for block, _, is_free in allocator.blocks.values() if not is_free)
@@ -153,7 +154,7 @@ def train_texts(run: str, lengths: list[int], **config) -> list[tuple]:
             torch.cuda.empty_cache()  # as the script does every ten steps, the longest of which
         return model, optimizer, outputs, loss, batch  # come first
 
-    return _after_each_step(simulate(train, L40S))
+    return _after_each_step(simulate(train, *L40S))
 
 
 def predict_texts(run: str) -> dict[str, int]:
@@ -174,18 +175,19 @@ def texts() -> Iterator[tuple[str, Callable]]:
 
 
 def calibrate() -> None:
-    """Print what the calibrating run would measure at some lengths, to choose the constants by."""
-    tried = [*range(400, 460, 10), *range(560, 600, 5)]
+    """Print the calibrating run at some lengths, to choose MEAN, FIRST and LONGEST by."""
+    tried = [*range(FIRST - 10, FIRST + 11, 5), *range(LONGEST[0] - 5, LONGEST[-1] + 6, 5)]
     lengths = [MEAN, MEAN, *(n for length in tried for n in (length, MEAN))]
-    for length, (allocated, reserved, _) in zip(lengths, train_texts(CALIBRATION, lengths)):
+    readings = train_texts(CALIBRATION, lengths)
+    for length, (allocated, reserved, _) in zip(lengths, readings, strict=True):
         print(f"{length:4}  allocated {allocated:,}  reserved {reserved:,}")
 
 
 # black-forest-labs/FLUX.2-klein-base-4B, transformer/config.json, where it differs from the class.
 KLEIN = dict(num_layers=5, num_single_layers=20, num_attention_heads=24, joint_attention_dim=7680)
 KLEIN |= dict(guidance_embeds=False)
-DINO = Dinov2Config(image_size=518)  # facebook/dinov2-base, which waits on the card for evaluations
-IMAGES_IN_ALL, TEXT, SIDE, CHANNELS = 14, 512, 32, 128  # images that train; 512 pixels are 32 patches
+DINO = Dinov2Config(image_size=518)  # facebook/dinov2-base waits on the card, for evaluations
+COUNT, TEXT, SIDE, CHANNELS = 14, 512, 32, 128  # images to train on, tokens, patches, their values
 
 
 def train_images(run: str, steps: int = 2, **config) -> Callable:
@@ -197,7 +199,7 @@ def train_images(run: str, steps: int = 2, **config) -> Callable:
     try:
         from diffusers import Flux2Transformer2DModel
     except ImportError as error:
-        raise ImportError("images need diffusers: pip install diffusers") from error
+        raise ImportError("the image model needs: pip install --no-deps diffusers==0.38") from error
 
     def train():
         dtype = torch.bfloat16
@@ -207,9 +209,9 @@ def train_images(run: str, steps: int = 2, **config) -> Callable:
         model = _adapted(model, run, IMAGES[run])
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         width = model.config.joint_attention_dim
-        all_prompts = torch.zeros(IMAGES_IN_ALL, TEXT, width, dtype=dtype)
-        all_places = torch.zeros(IMAGES_IN_ALL, TEXT, 4, dtype=torch.long)
-        all_latents = torch.zeros(IMAGES_IN_ALL, CHANNELS, SIDE, SIDE, dtype=dtype)
+        all_prompts = torch.zeros(COUNT, TEXT, width, dtype=dtype)
+        all_places = torch.zeros(COUNT, TEXT, 4, dtype=torch.long)
+        all_latents = torch.zeros(COUNT, CHANNELS, SIDE, SIDE, dtype=dtype)
         torch.cuda.empty_cache()
         losses = []
         for step in range(1, steps + 1):
@@ -246,7 +248,7 @@ def train_images(run: str, steps: int = 2, **config) -> Callable:
 
 
 def predict_images(run: str) -> dict[str, int]:
-    allocated, now, peak = _after_each_step(simulate(train_images(run), L40S))[-1]
+    allocated, now, peak = _after_each_step(simulate(train_images(run), *L40S))[-1]
     return {
         "allocated after a step, mean": allocated,
         "reserved after a step, mean": now,

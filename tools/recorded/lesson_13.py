@@ -151,11 +151,10 @@ def quantized_cards() -> Iterator[tuple]:
 
 
 def context(length: int) -> Prediction:
-    """A text of so many tokens, trained as Unsloth's benchmark describes its usual stack.
+    """A text of so many tokens, in what Unsloth's benchmark calls the usual stack.
 
-    QLoRA of rank 32 on all linear layers, 8-bit Adam, one text in a batch (Unsloth's benchmarks);
-    its baseline is the QLoRA authors' notebook: nf4 with double quantization, prepared by peft
-    (unslothai/unsloth issue 13).
+    QLoRA of rank 32 on all linear layers and one text in a batch are stated there, 8-bit Adam on
+    an earlier page of theirs. Double quantization, bf16 and peft's preparation are our assumptions.
     """
     workload = language_modelling("llama-3.1-8b", length=length).with_model(prepared)
     workload = workload.with_model(partial(lora, r=32))

@@ -15,7 +15,7 @@ SIZES = {"allocated": "peak_allocated", "reserved": "peak_reserved", "used": "us
 COMPARED = SIZES | {"samples/s": "samples_per_second"}
 COLUMNS = (  # what a recorded row takes from a run or a prediction as it is
     "name kind device workload settings peak_allocated peak_reserved used context seconds "
-    "samples_per_second tokens_per_second"
+    "samples_per_second tokens_per_second step_seconds limited_by"
 ).split()
 
 

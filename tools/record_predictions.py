@@ -19,8 +19,23 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from helpers.hardware import suggest, versions  # noqa: E402  (after the path is set)
+from fake_cuda import cost  # noqa: E402  (after the path is set)
+from helpers.hardware import suggest, versions  # noqa: E402
 from helpers.runs import row  # noqa: E402
+
+SPEED = "samples_per_second step_seconds step_low step_high limited_by".split()
+SPEED += "host matrix_products attention memory_traffic copies utilisation".split()
+
+
+def speed(prediction) -> dict:
+    """What is predicted of a step's time, of a `Prediction`; empty where nothing is claimed."""
+    time = prediction.time
+    if not time or not time.step_seconds:
+        return dict.fromkeys(SPEED)
+    facts = [prediction.samples_per_second, time.step_seconds, time.low, time.high]
+    facts = [n and float(f"{n:.5g}") for n in facts] + [time.limited_by]
+    facts += [round(time.shares[kind], 4) for kind in cost.KINDS]
+    return dict(zip(SPEED, [*facts, round(time.model_flops_utilisation, 4)], strict=True))
 
 
 def sets() -> dict:
@@ -39,9 +54,11 @@ def record(names: list[str], path: Path) -> None:
     jobs = [(name, *job) for name in names for job in known[name]()]
     rows = []
     for name, run, variant, predicted in tqdm(jobs, unit="prediction"):
-        facts = row(predicted())
+        prediction = predicted()
+        facts = row(prediction) | speed(prediction)
         keep = "device workload settings peak_allocated peak_reserved used context".split()
         keep += "parameters gradients optimizer_states activations temporaries".split()
+        keep += SPEED
         rows.append(
             {"set": name, "run": run, "variant": variant}
             | {key: facts[key] for key in keep}

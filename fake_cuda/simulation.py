@@ -114,7 +114,8 @@ def simulate(
         step, found.time = _time(trace.work.operations, phases, card, **speed)
         found.seconds = np.zeros(len(found.timeline))
         for op, end in zip(step, found.time.ends, strict=False):  # no ends without a time
-            found.seconds[min(max(places[op.event], 0), len(found.seconds) - 1)] = end
+            # Its results are there when it begins, what follows comes when it is done.
+            found.seconds[min(max(places[op.event] + 1, 0), len(found.seconds) - 1)] = end
         found.seconds = np.maximum.accumulate(found.seconds)
     del kept
     return found

@@ -169,7 +169,8 @@ def test_the_timeline_knows_its_time():
     assert when[-1] == pytest.approx(found.step_seconds)
     backward = next(row for row, name in found.phases if name == "backward")
     before = found.time.phases["forward"] + found.time.phases["between steps"]
-    assert when[backward - 1] == pytest.approx(before * found.step_seconds)
+    assert when[backward - 1] <= before * found.step_seconds * (1 + 1e-9)
+    assert when[backward] >= before * found.step_seconds * (1 - 1e-9)
 
 
 def test_a_compiler_cannot_do_without_products_and_update():

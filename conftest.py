@@ -1,7 +1,6 @@
 """Set the course's environment before anything imports torch; nbval's kernels inherit it."""
 
 import gc
-from collections.abc import Iterator
 
 import pytest
 
@@ -25,10 +24,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="this machine has no CUDA device"))
 
 
-@pytest.fixture(scope="module")
-def short_collections() -> Iterator[None]:
-    """What imports made stays out of garbage collection, which would take most of the time."""
+@pytest.fixture(scope="module", autouse=True)
+def short_collections() -> None:
+    """What stands before a file's tests stays out of garbage collection: imports and everything
+    collected are many times as much as a test makes, and each run of the course sweeps it often."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or Triton takes what stays frozen for a leak, and says so

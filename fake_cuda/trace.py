@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from .operations import Work
 from .scratch import PRODUCTS, Card, scratch, workspace
 
-aten = torch.ops.aten
+aten, DEVICE = torch.ops.aten, torch.ops.prim.device.default
 in_backward = torch._C._current_graph_task_id  # -1 outside of a backward pass
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
 HOST = "host"  # a storage in the CPU's memory: not one byte of the GPU's
@@ -132,6 +132,8 @@ class Trace(TorchDispatchMode):
         return events, kinds
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # autograd asks more often than all else together
         if func is aten._local_scalar_dense.default:
             # .item() and bool(): a fake tensor has no value. False keeps padding masks in place.
             self.work.wait(self)

@@ -11,8 +11,6 @@ from behaviours_2024 import BEHAVIOURS
 from helpers.hardware import data_file
 from real_cards import fms
 
-pytestmark = pytest.mark.usefixtures("short_collections")
-
 LAYERS, TOKENS = 2, 4096
 
 

@@ -13,7 +13,6 @@ from exercises import Exercise, exercises, names, needed
 
 ROOT = Path(__file__).resolve().parent.parent
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-pytestmark = pytest.mark.usefixtures("short_collections")
 
 
 @cache

@@ -133,6 +133,8 @@ torch._C _current_graph_task_id DispatchKeySet _ExcludeDispatchKeyGuard
 torch._C.DispatchKey AutocastCPU
 torch._C._nn _parse_to
 torch._subclasses.fake_tensor FakeTensor FakeTensorMode
+torch._subclasses.fake_tensor.FakeTensor fake_device
+torch.ops.prim.device default
 torch.autograd.graph saved_tensors_hooks save_on_cpu
 torch.autograd.graph.save_on_cpu __init__
 torch.library.Library _destroy impl

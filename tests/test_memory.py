@@ -12,9 +12,6 @@ from helpers import free, gib, measure, memory
 MiB = 2**20
 
 
-pytestmark = pytest.mark.usefixtures("short_collections")
-
-
 def tensor(mebibytes):
     return torch.empty(mebibytes * MiB, dtype=torch.uint8)
 

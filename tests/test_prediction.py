@@ -43,9 +43,6 @@ from helpers.prediction import Prediction
 BATCH = {"per_device_train_batch_size": 16}
 
 
-pytestmark = pytest.mark.usefixtures("short_collections")
-
-
 def brief(workload, layers=1):
     """The same workload with a model of `layers`, on a few random tokens: quick to make."""
     random = np.random.default_rng(0)

@@ -28,9 +28,6 @@ from helpers import (
 LENGTH = 16
 
 
-pytestmark = pytest.mark.usefixtures("short_collections")
-
-
 def brief(workload, n=64, config=None):
     """The same workload with a model of one layer, without dropout, on n random samples."""
     random = np.random.default_rng(0)

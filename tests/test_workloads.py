@@ -14,8 +14,6 @@ from tokenizers import ByteLevelBPETokenizer
 
 from helpers import hardware, language_modelling, text_classification, train, workloads
 
-pytestmark = pytest.mark.usefixtures("short_collections")
-
 
 # ----------------------------------------------------------------------------------------- learning
 def test_the_language_model_learns_more_than_which_bytes_are_frequent():

@@ -20,7 +20,9 @@ def to_bf16(model):
 def precision() -> Iterator[tuple]:
     """Gradients stand through the forward pass where there are two micro-batches a step."""
     jobs = [(2, *job) for job in itertools.product(MODELS, BATCHES, PRECISIONS)]
-    jobs += [(1, "bert-large-uncased", *job) for job in itertools.product((1, 32), [*PRECISIONS][:2])]
+    jobs += [
+        (1, "bert-large-uncased", *job) for job in itertools.product((1, 32), [*PRECISIONS][:2])
+    ]
     for micro_batches, model, batch, name in jobs:
 
         def run(micro_batches=micro_batches, model=model, batch=batch, name=name):

@@ -25,6 +25,7 @@ from helpers.runs import row  # noqa: E402
 
 SPEED = "samples_per_second step_seconds step_low step_high limited_by".split()
 SPEED += "host matrix_products attention memory_traffic copies utilisation".split()
+SPEED += "update fused_seconds".split()
 
 
 def speed(prediction) -> dict:
@@ -35,7 +36,9 @@ def speed(prediction) -> dict:
     facts = [prediction.samples_per_second, time.step_seconds, time.low, time.high]
     facts = [n and float(f"{n:.5g}") for n in facts] + [time.limited_by]
     facts += [round(time.shares[kind], 4) for kind in cost.KINDS]
-    return dict(zip(SPEED, [*facts, round(time.model_flops_utilisation, 4)], strict=True))
+    facts += [round(time.model_flops_utilisation, 4)]
+    facts += [round(time.phases.get("optimizer step", 0.0), 4), float(f"{time.fused_seconds:.5g}")]
+    return dict(zip(SPEED, facts, strict=True))
 
 
 def sets() -> dict:

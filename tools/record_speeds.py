@@ -28,7 +28,7 @@ MEASURED = ROOT / "data" / "measurements" / "speeds.csv"
 PREDICTED = ROOT / "data" / "speeds.csv"
 HALVED = ROOT / "data" / "speed_constants.csv"
 COLUMNS = "set run card seconds limited torch model settings role reason remark source".split()
-OURS = "predicted low high limited_by host_share roofline host predicted_with date".split()
+OURS = "predicted low high limited_by host_share roofline fused host predicted_with date".split()
 ROLES = ("judged", "calibrates", "excluded")
 KEY = ["set", "run"]
 APART = 0.05  # times that differ by less have no order
@@ -159,14 +159,21 @@ def record(names: list[str], measured: Path = MEASURED, path: Path = PREDICTED) 
     for (name, run), step in steps.items():
         time = timed(step, hosts[name])
         known = [time.step_seconds, time.low, time.high, time.limited_by, time.shares["host"]]
-        new.append([name, run, *known, roofline(step), hosts[name], made, today])
+        known += [roofline(step), time.fused_seconds]
+        new.append([name, run, *known, hosts[name], made, today])
     old = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=KEY + OURS)
     new = pd.DataFrame(new, columns=KEY + OURS)
     table = rows.merge(
-        pd.concat([old[~old["set"].isin(names)][KEY + OURS], new]), on=KEY, how="left"
+        pd.concat([old[~old["set"].isin(names)].reindex(columns=KEY + OURS), new]),
+        on=KEY,
+        how="left",
     )
     table.loc[table["role"] == "excluded", OURS] = pd.NA
-    files = {path: table.round({name: 6 for name in OURS[:3]} | {"host_share": 3, "roofline": 6})}
+    files = {
+        path: table.round(
+            {name: 6 for name in OURS[:3]} | {"host_share": 3, "roofline": 6, "fused": 6}
+        )
+    }
     if set(names) == set(speeds.SETS):
         predicted = table.dropna(subset="predicted")
         files[HALVED] = halved(steps, predicted, hosts).round(4)

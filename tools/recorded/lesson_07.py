@@ -3,6 +3,8 @@
 import itertools
 from collections.abc import Iterator
 
+from torch.optim import AdamW
+
 from helpers import language_modelling, predict, text_classification
 
 MODELS = {"bert-large-uncased": text_classification, "tinyllama-1.1b": language_modelling}
@@ -38,4 +40,29 @@ def foreach() -> Iterator[tuple]:
         yield f"batch {batch}", name, run
 
 
-SETS = (optimizers, foreach)
+def one_by_one(model, args):
+    return AdamW(model.parameters(), lr=args.learning_rate, foreach=False)
+
+
+UPDATES = {
+    "for-loop": {"optimizer": one_by_one},
+    "foreach": {"optim": "adamw_torch"},
+    "fused": {"optim": "adamw_torch_fused"},
+    "8-bit": {"optim": "adamw_bnb_8bit"},
+    "Adafactor": {"optim": "adafactor"},
+}
+
+
+def updates() -> Iterator[tuple]:
+    """What the update costs on a fast card, in a small step and in a large one."""
+    workload = text_classification("bert-large-uncased", length=128)
+    for batch, name in itertools.product((1, 32), UPDATES):
+
+        def run(batch=batch, name=name):
+            size = {"per_device_train_batch_size": batch, "fp16": True}
+            return predict(workload, gpu="H100", **size, **UPDATES[name])
+
+        yield f"batch {batch}", name, run
+
+
+SETS = (optimizers, foreach, updates)

@@ -179,7 +179,8 @@ class Kernels:
         the wave ends. Never less than the time of its bytes.
         """
         tensor_cores = kind != "fp32" or self.card.tf32 and self.card.rates.get("tf32")
-        rate = self.reached(kind) * (1 if aligned or not tensor_cores else VALUES["unaligned products"])
+        rate = self.reached(kind)
+        rate *= 1 if aligned or not tensor_cores else VALUES["unaligned products"]
         new = ", 9.0" if self.card.capability[0] in (9, 10) and tensor_cores else ""
         pause, best = VALUES["seconds of a wave" + new], math.inf
         for high, wide in TILES:
@@ -192,12 +193,17 @@ class Kernels:
         return best
 
     def reached(self, kind: str) -> float:
-        """Operations a second that large products reach on this card, where somebody measured it."""
-        peak, rates = self.rate(kind), self.card.rates
+        """Operations a second of large products, as measured on such a card, or by their share.
+
+        Where only another type was measured on Tensor Cores, its share of the peak counts.
+        """
+        rates, peak = self.card.rates, self.rate(kind)
         if kind == "int8":
             return 2 * self.reached("fp16")
         kind = "tf32" if kind == "fp32" and self.card.tf32 and rates.get("tf32") else kind
-        return rates.get(f"{kind}_reached") or VALUES["products"] * peak
+        like = kind if rates.get(f"{kind}_reached") or kind not in ("bf16", "tf32") else "fp16"
+        measured = rates.get(f"{like}_reached")
+        return peak * (measured / rates[like] if measured else VALUES["products"])
 
     def attention(self, flops, which, back, kind) -> float:
         if kind == "fp32" and self.card.rates.get("tf32"):  # three passes of tf32 for each

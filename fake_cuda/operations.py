@@ -20,8 +20,6 @@ class Operation(NamedTuple):
     tensors: int = 0  # of a list operation
     flops: float = 0.0
     again: bool = False  # recomputed
-    near: tuple = ()  # of what it reads again: (bytes that moved since, its own among them; bytes)
-    elements: int = 0  # of its largest operand or result
 
 
 NO_KERNEL = set(
@@ -32,7 +30,6 @@ ROWS_ONLY = set("embedding index_select gather index".split())  # read no more t
 NORMS = ("native_layer_norm", "_fused_rms_norm", "native_group_norm", "native_batch_norm")
 OPERANDS = {"mm": (0, 1), "addmm": (1, 2), "_addmm_activation": (1, 2), "bmm": (0, 1)}
 OPERANDS |= {"baddbmm": (1, 2), "_grouped_mm": (0, 1), "_scaled_mm": (0, 1), "_int_mm": (0, 1)}
-NEAR = 2**28  # bytes: no card's L2 cache holds as many
 TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 TYPES |= {torch.float64: "fp64", torch.int8: "int8", torch.float8_e4m3fn: "int8"}
 
@@ -88,8 +85,6 @@ class Work:
     def __init__(self):
         self.operations: list[Operation] = []
         self.masks: set[int] = set()  # numbers of the storages that hold dropout's masks
-        self.moved = 0  # bytes so far
-        self.touched: dict[int, int] = {}  # a storage's number -> `moved` after its last use
 
     def see(self, func, args, kwargs, leaves: list, trace) -> None:
         """One call: `leaves` are the tensors it returned, `trace` a `Trace`."""
@@ -106,8 +101,8 @@ class Work:
                 self.masks.add(trace.ids[args[0].untyped_storage()._cdata])
             if self.is_mask(args[0], trace):
                 return
-        moved = count = elements = 0
-        shapes, even, near, used = set(), True, [], []
+        moved = count = 0
+        shapes, even = set(), True
         inputs = [(arg, i < len(writes) and writes[i]) for i, arg in enumerate(args)]
         inputs += [(arg, False) for arg in kwargs.values()] if kwargs else []
         inputs += [(leaves, None)] if not any(writes) else []
@@ -119,12 +114,6 @@ class Work:
                     n = 2 * n if writing is None else 0
                 moved += 2 * n if writing and name not in WRITES_ONLY else n
                 count += 1
-                elements = max(elements, t.numel())
-                number = trace.ids.get(t.untyped_storage()._cdata)
-                used.append(number)
-                if writing is not None and not (writing and name in WRITES_ONLY):
-                    since = self.moved - self.touched.get(number, -NEAR) + n
-                    near += [(since, n)] * (since < NEAR)
                 if t.dim():
                     shapes.add((t.shape, t.dtype))
                     even = even and t.is_contiguous()
@@ -145,10 +134,8 @@ class Work:
             which = next((w for w in ("flash", "cudnn") if w in name), "efficient")
             kind, work = "attention", (flops, which, back, TYPES.get(q.dtype, "fp32"))
         again = issued == "forward" and trace.phases[-1] == "backward"
-        self.moved += moved
-        self.touched.update(dict.fromkeys(used, self.moved))
-        asked = (count if listed else 0), flops, again, tuple(near), elements
-        self.operations.append(Operation(phase, issued, kind, work, moved, *asked))
+        tensors = count if listed else 0
+        self.operations.append(Operation(phase, issued, kind, work, moved, tensors, flops, again))
 
     @staticmethod
     def issued(trace) -> str:

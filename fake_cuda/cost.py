@@ -6,8 +6,8 @@ operation after operation into a queue: the slower of the two sets the pace, and
 the run asks for a value (`.item()`). Compiled code and Triton kernels are not seen, nor are an
 optimizer's pages, which travel only where memory is short, and what stays in the L2 cache.
 
-The ranges were set when the model was first held against published steps (data/speeds.csv): at
-least nine of ten judged rows, also of the sets added since, lie inside.
+The ranges were chosen on the judged rows of data/speeds.csv, so that nine of ten lie inside: they
+describe those rows, and no other rows have tested them.
 """
 
 import math

@@ -63,6 +63,10 @@ GPU_NUMBERS = {
     "tf32_tflops": True,
     "fp16_tflops": True,
     "bf16_tflops": True,
+    "fp32_reached_tflops": True,
+    "tf32_reached_tflops": True,
+    "fp16_reached_tflops": True,
+    "bf16_reached_tflops": True,
     "cuda_context_mib": True,
 }
 GUIDE_2022 = {

@@ -176,7 +176,8 @@ def record(names: list[str], measured: Path = MEASURED, path: Path = PREDICTED) 
     }
     if set(names) == set(speeds.SETS):
         predicted = table.dropna(subset="predicted")
-        files[HALVED] = halved(steps, predicted, hosts).round(4)
+        table = halved(steps, predicted, hosts)
+        files[HALVED] = table.round({name: 4 for name in table if name != "value"})
     for file, found in files.items():
         unfinished = file.with_suffix(".unfinished")
         found.to_csv(unfinished, index=False)

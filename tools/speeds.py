@@ -85,11 +85,11 @@ def decoder_b200() -> Iterator[tuple[str, Callable]]:
                 yield f"{size} {kind}, {text}", job
 
 
-def decoder_h100() -> Iterator[tuple[str, Callable]]:
+def decoder_h20() -> Iterator[tuple[str, Callable]]:
     for length in (128, 512, 1024):
         for size in ("small", "large", "2.7B"):
             for kind in ("fp32", "bf16"):
-                job = partial(decoder, "H100", size, "backward", length, kind == "bf16")
+                job = partial(decoder, "H20", size, "backward", length, kind == "bf16")
                 yield f"{size} {kind}, {length} tokens", job
 
 
@@ -361,7 +361,7 @@ SETS = {
     "t5-base-a100": t5_a100,
     "t5-base-3090": t5_3090,
     "book-b200": book_b200,
-    "decoder-h100": decoder_h100,
+    "decoder-h20": decoder_h20,
     "decoder-4090": decoder_4090,
     "fms": fine_tuning,
     "peft-images": images,

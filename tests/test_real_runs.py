@@ -147,3 +147,17 @@ def test_kernels_own_memory():
     x = torch.empty(8192, 4096, device="meta")
     found = [scratch(total, (x, [0]), card)[0] for card in (A100, H100)]
     assert found == [2 * 54 * MiB, 2 * 66 * MiB]
+
+
+def test_a_transform_of_two_dimensions_takes_a_work_area():
+    transform = aten._fft_c2c.default
+    for shape, times in (((512, 729), 1), ((3072, 1024), 2)):
+        x = torch.empty(shape, dtype=torch.complex64, device="meta")
+        assert scratch(transform, (x, [0, 1], 0, True), A100) == [times * 8 * x.numel()]
+        assert scratch(transform, (x, [1], 0, True), A100) == []
+
+    def update():  # as FourierFT does: a spectrum of real numbers, its inverse, a gradient
+        spectrum = torch.zeros(3072, 1024, requires_grad=True)
+        torch.fft.ifft2(spectrum).real.sum().backward()
+
+    assert [size for _, size in simulate(update).log].count(2 * 8 * 3072 * 1024) == 2

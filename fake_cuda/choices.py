@@ -37,12 +37,23 @@ def cudnn_first(capability: tuple[int, int]) -> bool:
     return capability[0] in (9, 10) and (torch.backends.cudnn.version() or 91501) > 91500
 
 
+# With cuDNN after 9.22.0, which wheels of torch 2.15 bring, its attention on Hopper and B200 takes
+# wider heads, too (check_cudnn_tensor_shapes, check_cudnn_d256_bprop_head_dim in sdp_utils.cpp).
+WIDE_CUDNN = torch.__version__ >= "2.15" and (torch.backends.cudnn.version() or 92600) > 92200
+
+
+def _cudnn_takes(widths: tuple[int, int, int], trains: bool) -> bool:
+    most = 128 if trains or not WIDE_CUDNN else 256
+    wide = WIDE_CUDNN and (widths[0], widths[2]) in ((192, 128), (256, 256))
+    return all(n % 8 == 0 for n in widths) and (max(widths) <= most or wide)
+
+
 def _attention(capability: tuple[int, int], trace: Trace) -> Callable:
     """`scaled_dot_product_attention` with the kernel that CUDA picks, by its memory.
 
-    Where cuDNN's comes first it needs 16 bits, heads up to 128 in eights and a dropout in
-    sixteenths. Flash needs 16 bits, no mask and heads up to 256; where it is to be trained on
-    capability 8.6 to 8.9 or 12, heads up to 192, or more than 224 without dropout
+    Where cuDNN's comes first it needs 16 bits, a dropout in sixteenths and heads in eights, up to
+    128 or as `_cudnn_takes`. Flash needs 16 bits, no mask and heads up to 256; where it is to be
+    trained on capability 8.6 to 8.9 or 12, heads up to 192, or more than 224 without dropout
     (check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120). Memory-efficient takes
     the rest, except bf16 on a card without flash and, before torch 2.14, grouped heads; those fall
     back to plain matrices (aten/.../transformers/cuda/sdp_utils.cpp).
@@ -62,11 +73,11 @@ def _attention(capability: tuple[int, int], trace: Trace) -> Callable:
         asked = torch.backends.cuda  # what `sdpa_kernel` or the caller switched off
         half = q.dtype in (torch.float16, torch.bfloat16) and q.dim() == 4
         widths = q.shape[-1], k.shape[-1], v.shape[-1]
-        by_cudnn = cudnn and half and all(n <= 128 and n % 8 == 0 for n in widths)
+        trains = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        by_cudnn = cudnn and half and _cudnn_takes(widths, trains)
         by_cudnn = by_cudnn and k.shape[-2] > 1 and dropout_p * 16 % 1 == 0
         by_cudnn = by_cudnn and asked.cudnn_sdp_enabled()
         fits = half and attn_mask is None and len(set(widths)) == 1 and widths[0] <= 256
-        trains = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         if narrow and trains and (192 < widths[0] <= 224 or widths[0] > 224 and dropout_p):
             fits = False
         if flash and asked.flash_sdp_enabled() and fits and not by_cudnn:

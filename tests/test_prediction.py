@@ -316,7 +316,6 @@ def kernel(card, dtype, mask=False, heads=4, width=64, values=None, dropout=0.0,
         ("H100", {"dtype": torch.bfloat16, "mask": True}, "cudnn_attention"),
         ("H100", {"dtype": torch.bfloat16, "heads": 2}, "cudnn_attention"),
         ("H100", {"dtype": torch.float32}, "efficient_attention"),
-        ("H100", {"dtype": torch.bfloat16, "width": 256}, "flash_attention"),
         ("H100", {"dtype": torch.bfloat16, "dropout": 0.1}, "flash_attention"),
         ("H100", {"dtype": torch.bfloat16, "dropout": 0.125}, "cudnn_attention"),
         ("B200", {"dtype": torch.bfloat16}, "cudnn_attention"),
@@ -355,6 +354,16 @@ def test_cudnns_attention_by_its_version(cudnn, first, monkeypatch):
     expected = "cudnn_attention" if first else "flash_attention"
     assert kernel("H100", torch.bfloat16) == expected
     assert kernel("A100-80GB", torch.bfloat16) == "flash_attention"
+
+
+@pytest.mark.parametrize("wide", [False, True])  # torch 2.15 with cuDNN after 9.22, and before
+def test_cudnns_attention_by_the_width_of_heads(wide, monkeypatch):
+    monkeypatch.setattr(choices, "WIDE_CUDNN", wide)
+    expected = "cudnn_attention" if wide else "flash_attention"
+    assert kernel("H100", torch.bfloat16, width=256) == expected
+    assert kernel("H100", torch.bfloat16, width=200, train=False) == expected
+    assert kernel("H100", torch.bfloat16, width=200) == "flash_attention"
+    assert kernel("A100-80GB", torch.bfloat16, width=256) == "flash_attention"
 
 
 def test_cudnns_attention_keeps_what_flash_keeps(llama, monkeypatch):

@@ -126,7 +126,8 @@ def _in_half(op, copies: WeakTensorKeyDictionary) -> Callable:
             return x
         half = torch.get_autocast_dtype("cpu")
         kept = x.dtype == torch.float32 and x.requires_grad and x.is_leaf and not x._is_view()
-        if not (kept and torch.is_autocast_cache_enabled()):
+        kept = kept and torch.is_autocast_cache_enabled() and not torch.is_inference_mode_enabled()
+        if not kept:
             return x.to(half)
         if x not in copies:
             copies[x] = x.to(half)

@@ -137,6 +137,19 @@ def test_inference_mode_takes_composite_operations_apart():
         assert plain == inference
 
 
+@pytest.mark.parametrize("guard, copies", [(torch.enable_grad, 1), (torch.inference_mode, 3)])
+def test_autocast_casts_a_weight_of_einsum_once(guard, copies):
+    """The CPU's does not know einsum and casts the moved weight for each product."""
+
+    def multiply():
+        weight = torch.nn.Parameter(torch.empty(640, 512))
+        with guard(), torch.autocast("cuda", torch.bfloat16):
+            for _ in range(3):
+                torch.einsum("bi,oi->bo", torch.empty(64, 512), weight)
+
+    assert [size for _, size in simulate(multiply).log].count(2 * 640 * 512) == copies
+
+
 A100, H100 = Card((8, 0), 108), Card((9, 0), 132)
 
 

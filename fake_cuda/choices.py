@@ -14,6 +14,8 @@ from accelerate.state import AcceleratorState
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils
+from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import masking_utils, trainer
 from transformers.integrations import moe
 
@@ -35,16 +37,30 @@ def cudnn_first(capability: tuple[int, int]) -> bool:
     return capability[0] in (9, 10) and (torch.backends.cudnn.version() or 91501) > 91500
 
 
+# With cuDNN after 9.22.0, which wheels of torch 2.15 bring, its attention on Hopper and B200 takes
+# wider heads, too (check_cudnn_tensor_shapes, check_cudnn_d256_bprop_head_dim in sdp_utils.cpp).
+WIDE_CUDNN = torch.__version__ >= "2.15" and (torch.backends.cudnn.version() or 92600) > 92200
+
+
+def _cudnn_takes(widths: tuple[int, int, int], trains: bool) -> bool:
+    most = 128 if trains or not WIDE_CUDNN else 256
+    wide = WIDE_CUDNN and (widths[0], widths[2]) in ((192, 128), (256, 256))
+    return all(n % 8 == 0 for n in widths) and (max(widths) <= most or wide)
+
+
 def _attention(capability: tuple[int, int], trace: Trace) -> Callable:
     """`scaled_dot_product_attention` with the kernel that CUDA picks, by its memory.
 
-    Where cuDNN's comes first it needs 16 bits, heads up to 128 in eights and a dropout in
-    sixteenths. Flash needs 16 bits, no mask and heads up to 256. Memory-efficient takes the rest,
-    except bf16 on a card without flash and, before torch 2.14, grouped heads; those fall back to
-    plain matrices (aten/.../transformers/cuda/sdp_utils.cpp).
+    Where cuDNN's comes first it needs 16 bits, a dropout in sixteenths and heads in eights, up to
+    128 or as `_cudnn_takes`. Flash needs 16 bits, no mask and heads up to 256; where it is to be
+    trained on capability 8.6 to 8.9 or 12, heads up to 192, or more than 224 without dropout
+    (check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120). Memory-efficient takes
+    the rest, except bf16 on a card without flash and, before torch 2.14, grouped heads; those fall
+    back to plain matrices (aten/.../transformers/cuda/sdp_utils.cpp).
     The kernels' shape functions and gradient formulas are part of every build of torch.
     """
     flash, cudnn = capability >= (8, 0), cudnn_first(capability)
+    narrow = (8, 6) <= capability <= (8, 9) or capability in ((12, 0), (12, 1))
 
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
         q, k, v, scale = query, key, value, more.get("scale")
@@ -57,10 +73,13 @@ def _attention(capability: tuple[int, int], trace: Trace) -> Callable:
         asked = torch.backends.cuda  # what `sdpa_kernel` or the caller switched off
         half = q.dtype in (torch.float16, torch.bfloat16) and q.dim() == 4
         widths = q.shape[-1], k.shape[-1], v.shape[-1]
-        by_cudnn = cudnn and half and all(n <= 128 and n % 8 == 0 for n in widths)
+        trains = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        by_cudnn = cudnn and half and _cudnn_takes(widths, trains)
         by_cudnn = by_cudnn and k.shape[-2] > 1 and dropout_p * 16 % 1 == 0
         by_cudnn = by_cudnn and asked.cudnn_sdp_enabled()
         fits = half and attn_mask is None and len(set(widths)) == 1 and widths[0] <= 256
+        if narrow and trains and (192 < widths[0] <= 224 or widths[0] > 224 and dropout_p):
+            fits = False
         if flash and asked.flash_sdp_enabled() and fits and not by_cudnn:
             kernel = aten._scaled_dot_product_flash_attention
             return kernel(q, k, v, dropout_p, is_causal, scale=scale)[0]
@@ -92,6 +111,33 @@ FLOAT32 = (
     "pow.Tensor_Tensor exp expm1 log log10 log1p log2 rsqrt reciprocal softplus cumprod cumsum sum "
     "sum.dim_IntList acos asin cosh sinh tan erfinv"
 )
+
+
+# And those that it runs in 16 bits and the CPU's does not (AT_FORALL_LOWER_PRECISION_FP in
+# aten/src/ATen/autocast_mode.h): else a weight is cast with its dimensions moved, and not kept.
+HALF = "einsum mv addmv addr"
+
+
+def _in_half(op, copies: WeakTensorKeyDictionary) -> Callable:
+    off = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+    def cast(x):  # `cached_cast` in autocast_mode.cpp: copies of weights last to its end
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dtype == torch.double:
+            return x
+        half = torch.get_autocast_dtype("cpu")
+        kept = x.dtype == torch.float32 and x.requires_grad and x.is_leaf and not x._is_view()
+        kept = kept and torch.is_autocast_cache_enabled() and not torch.is_inference_mode_enabled()
+        if not kept:
+            return x.to(half)
+        if x not in copies:
+            copies[x] = x.to(half)
+        return copies[x]
+
+    def run(*args, **kwargs):
+        with torch._C._ExcludeDispatchKeyGuard(off):
+            return op(*tree_map(cast, args), **kwargs)
+
+    return run
 
 
 def _in_float32(op) -> Callable:
@@ -130,6 +176,9 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
         return
     library = torch.library.Library("aten", "IMPL")
     known = torch._C._dispatch_has_kernel_for_dispatch_key
+    copies = WeakTensorKeyDictionary()
+    for name in HALF.split():
+        library.impl(name, _in_half(getattr(aten, name).default, copies), "AutocastCPU")
     for name in FLOAT32.split():
         if not known(f"aten::{name}", "AutocastCUDA"):  # rms_norm in torch 2.11
             continue
@@ -169,6 +218,8 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
 
     def left(self, *error):
         trace.autocasts.pop()
+        if not trace.autocasts:
+            copies.clear()
         return leave(self, *error)
 
     def of_cpu(ask):

@@ -120,7 +120,19 @@ def _added_to(card, old, one, other, *_) -> list[int]:
     return _operands(card, one, other)
 
 
+def _fourier(card, x, dims, *_) -> list[int]:
+    """cuFFT's work area, which torch takes anew for each transform, the plan being kept (_exec_fft
+    in aten/src/ATen/native/cuda/SpectralOps.cpp). Of several dimensions it is once to twice the
+    data, least for pure powers of 2, 3, 5 and 7 (memory requirements in cuFFTMp's documentation);
+    which other lengths need less is not said, so here they need twice. Of one dimension: unknown.
+    """
+    lengths = [x.shape[d] for d in dims]
+    pure = all(any(b ** round(math.log(n, b)) == n for b in (2, 3, 5, 7)) for n in lengths)
+    return [(1 if pure else 2) * x.numel() * x.element_size()] if len(dims) > 1 else []
+
+
 KERNELS = {
+    aten._fft_c2c.default: _fourier,
     aten.mm.default: _operands,
     aten.bmm.default: _operands,
     aten.addmm.default: _added_to,

@@ -62,10 +62,14 @@ def report_command(options: argparse.Namespace) -> str:
             raise ValueError(f"{options.rows} is not a table of the kit in tools/gpu_kit.py")
         return report.on_our_cards(rows)
     rows, picture = report.judged(), hardware.data_file().parent / "build" / "real_cards.png"
-    picture.parent.mkdir(exist_ok=True)
-    report.draw(rows).savefig(picture, dpi=160)
+    drawn = f"Drawn in build/{picture.name}"
+    try:
+        picture.parent.mkdir(exist_ok=True)
+        report.draw(rows).savefig(picture, dpi=160)
+    except OSError as error:  # such as a folder that is read-only
+        drawn = f"Not drawn: build/{picture.name} cannot be written ({error.strerror})"
     ours = report.on_our_cards(load("measured"))
-    return f"{report.on_real_cards(rows)}\n\nDrawn in build/{picture.name}\n\n{ours}"
+    return f"{report.on_real_cards(rows)}\n\n{drawn}\n\n{ours}"
 
 
 def main(arguments: list[str] | None = None) -> int:

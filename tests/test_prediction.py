@@ -279,12 +279,12 @@ class Spy(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def kernel(card, dtype, mask=False, heads=4, width=64, values=None, dropout=0.0):
+def kernel(card, dtype, mask=False, heads=4, width=64, values=None, dropout=0.0, train=True):
     """The attention kernel that a prediction for `card` runs, by the name of its operation."""
     spy = Spy()
 
     def attend():
-        q, k = (torch.ones(2, h, 32, width, dtype=dtype, requires_grad=True) for h in (4, heads))
+        q, k = (torch.ones(2, h, 32, width, dtype=dtype, requires_grad=train) for h in (4, heads))
         bias = torch.ones(2, 1, 32, 32, dtype=torch.bool) if mask else None
         with spy:
             v = k[..., :values]
@@ -313,11 +313,23 @@ def kernel(card, dtype, mask=False, heads=4, width=64, values=None, dropout=0.0)
         ("H100", {"dtype": torch.bfloat16, "mask": True}, "cudnn_attention"),
         ("H100", {"dtype": torch.bfloat16, "heads": 2}, "cudnn_attention"),
         ("H100", {"dtype": torch.float32}, "efficient_attention"),
-        ("H100", {"dtype": torch.bfloat16, "width": 256}, "flash_attention"),
         ("H100", {"dtype": torch.bfloat16, "dropout": 0.1}, "flash_attention"),
         ("H100", {"dtype": torch.bfloat16, "dropout": 0.125}, "cudnn_attention"),
         ("B200", {"dtype": torch.bfloat16}, "cudnn_attention"),
         ("RTX 5090", {"dtype": torch.bfloat16}, "flash_attention"),
+        # Of torch 2.15 (sdp_utils.cpp): on A100 and H100 any head up to 256 can be trained.
+        ("RTX 3090", {"dtype": torch.bfloat16, "width": 192, "dropout": 0.1}, "flash_attention"),
+        ("RTX 3090", {"dtype": torch.bfloat16, "width": 200}, "efficient_attention"),
+        ("L40S", {"dtype": torch.bfloat16, "width": 224}, "efficient_attention"),
+        ("L40S", {"dtype": torch.bfloat16, "width": 256}, "flash_attention"),
+        (
+            "RTX 5090",
+            {"dtype": torch.bfloat16, "width": 256, "dropout": 0.1},
+            "efficient_attention",
+        ),
+        ("RTX 5090", {"dtype": torch.bfloat16, "width": 224, "train": False}, "flash_attention"),
+        ("A100-80GB", {"dtype": torch.bfloat16, "width": 256, "dropout": 0.1}, "flash_attention"),
+        ("H100", {"dtype": torch.bfloat16, "width": 224}, "flash_attention"),
     ],
 )
 def test_attention_takes_the_kernel_of_the_card(card, options, expected):
@@ -339,6 +351,16 @@ def test_cudnns_attention_by_its_version(cudnn, first, monkeypatch):
     expected = "cudnn_attention" if first else "flash_attention"
     assert kernel("H100", torch.bfloat16) == expected
     assert kernel("A100-80GB", torch.bfloat16) == "flash_attention"
+
+
+@pytest.mark.parametrize("wide", [False, True])  # torch 2.15 with cuDNN after 9.22, and before
+def test_cudnns_attention_by_the_width_of_heads(wide, monkeypatch):
+    monkeypatch.setattr(choices, "WIDE_CUDNN", wide)
+    expected = "cudnn_attention" if wide else "flash_attention"
+    assert kernel("H100", torch.bfloat16, width=256) == expected
+    assert kernel("H100", torch.bfloat16, width=200, train=False) == expected
+    assert kernel("H100", torch.bfloat16, width=200) == "flash_attention"
+    assert kernel("A100-80GB", torch.bfloat16, width=256) == "flash_attention"
 
 
 def test_cudnns_attention_keeps_what_flash_keeps(llama, monkeypatch):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from helpers import report
 from helpers.__main__ import main
@@ -112,6 +113,18 @@ def test_the_report_says_and_draws_it(capsys, rows, request):
     assert f"{len(rows)} measurements by other people" in said and "build/real_cards.png" in said
     assert all(name in said for name in rows["set"].unique())
     assert (request.config.rootpath / "build" / "real_cards.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("method", ["mkdir", "savefig"])
+def test_the_report_is_said_where_nothing_can_be_drawn(capsys, rows, monkeypatch, method):
+    def refuse(self, *_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path if method == "mkdir" else Figure, method, refuse)
+    assert main(["report"]) == 0
+    said = capsys.readouterr().out
+    assert f"{len(rows)} measurements by other people" in said
+    assert "Not drawn: build/real_cards.png cannot be written (Permission denied)" in said
 
 
 def test_a_table_without_a_column_is_one_sentence(rows):

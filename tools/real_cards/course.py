@@ -90,7 +90,7 @@ class Rotation(nn.Module):
             table = torch.empty(2, student.length, self.half)
             self.register_buffer("table", table, persistent=False)
 
-    def forward(self, x):
+    def forward(self, x, at=None):
         length = x.shape[-2]
         if self.how == "each time":  # its tables stay in the CPU's memory and are copied each time
             sin, cos = (torch.empty(length, self.half, 1) for _ in range(2))
@@ -100,7 +100,6 @@ class Rotation(nn.Module):
             return torch.cat([one, two], dim=-1).flatten(-2)
         one, two = x.unflatten(-1, (self.half, 2)).movedim(-1, 0).unbind(0)
         if self.how == "looked up":
-            at = torch.arange(length)
             cos, sin = self.table[:, at]
         else:
             cos, sin = self.table[:, :length].unbind(0)
@@ -148,8 +147,9 @@ class Attention(nn.Module):
         q, k, v = (
             wide.unflatten(-1, (self.student.heads, -1)).transpose(1, 2) for wide in (q, k, v)
         )
-        q = self.rotation(q)
-        k = self.rotation(k)
+        at = torch.arange(q.shape[-2]) if self.student.rotate == "looked up" else None
+        q = self.rotation(q, at)
+        k = self.rotation(k, at)
         mixed = attend(q, k, v, self.student)
         mixed = mixed.transpose(1, 2).flatten(-2)
         return self.out(mixed)
@@ -279,10 +279,14 @@ def run(student: Student):
         )
     shape = student.batch, student.length
     words = torch.zeros(shape, dtype=torch.long)
-    targets = torch.zeros(shape if "last" not in student.loss else shape[:1], dtype=torch.long)
+    last = "last" in student.loss
+    if not (last and student.stage == "forward"):  # whose script has no targets for that
+        targets = torch.zeros(shape[:1] if last else shape, dtype=torch.long)
+    else:
+        targets = None
     autocast = partial(torch.autocast, "cuda", torch.bfloat16, enabled=student.bf16)
     outer = nullcontext
-    if student.rotate == "each time":  # one context around all steps, backward and optimizer too
+    if last and student.stage == "train":  # one context around all, backward and optimizer too
         autocast, outer = nullcontext, autocast
     with outer():
         steps(student, autocast, model, optimizer, words, targets)

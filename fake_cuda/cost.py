@@ -109,7 +109,10 @@ class Time:
 
     `shares` splits it by `KINDS` (host: the card stands idle) and `phases` by phase. `flops` are
     those of all products, `model_flops` without recomputation; `ideal_seconds` is what they would
-    take at the data sheet's rates. Without `step_seconds`, `note` says what is missing.
+    take at the data sheet's rates. `fused_seconds` is a lower bound of what a compiler could reach
+    with the same kernels: products, attention, copies and the update as they are, all other traffic
+    and the host for nothing. `ends` is when the card is done with each operation of one pass.
+    Without `step_seconds`, `note` says what is missing.
     """
 
     step_seconds: float | None = None
@@ -121,7 +124,9 @@ class Time:
     flops: float = 0.0
     model_flops: float = 0.0
     ideal_seconds: float = 0.0
+    fused_seconds: float | None = None
     note: str = ""
+    ends: list[float] = field(default_factory=list, repr=False)
 
     def __str__(self) -> str:
         if not self.step_seconds:
@@ -224,19 +229,22 @@ class Kernels:
         return kind, max(bytes_only, needed) + kernels * VALUES["seconds of a kernel"]
 
 
-def _run(rows: list[tuple], card: float, host: float) -> dict[tuple[str, str], float]:
-    """Seconds by (phase, kind) of a step among others like it; both factors stretch a side."""
+def _run(rows: list[tuple], card: float, host: float) -> tuple[dict, list[float]]:
+    """Seconds by (phase, kind) of a step among others like it, and when the card has done each row
+    of it; both factors stretch a side."""
     now = queue = 0.0  # the host's clock; when the card will have done what it was given
     latency = VALUES["seconds of a wait"]
     spent: dict[tuple[str, str], float] = {}
+    ends: list[float] = []
     for _ in range(2):  # the host runs ahead into the next step: the second one counts
-        spent = {}
+        spent, ends, began = {}, [], queue
         for phase, kind, seconds, issue in rows:
             if kind == "wait":
                 now = max(now, queue) + latency
-                continue
-            now += issue * host
-            if not kind:  # a view
+            else:
+                now += issue * host
+            if kind in ("", "wait"):  # nothing for the card
+                ends.append(queue - began)
                 continue
             start = max(queue, now + latency / 2)
             key = phase, "host"
@@ -244,11 +252,12 @@ def _run(rows: list[tuple], card: float, host: float) -> dict[tuple[str, str], f
             queue = start + seconds * card
             key = phase, kind
             spent[key] = spent.get(key, 0.0) + seconds * card
+            ends.append(queue - began)
         if now > queue and rows:  # what the host still does when the card is done
             key = rows[-1][0], "host"
             spent[key] = spent.get(key, 0.0) + now - queue
             queue = now
-    return spent
+    return spent, ends
 
 
 def step_time(
@@ -290,7 +299,7 @@ def step_time(
     again = {"forward": repeat, "backward": repeat}
 
     def total(card: float, host: float) -> dict[tuple[str, str], float]:
-        spent = _run(rows, card, host)
+        spent, _ = _run(rows, card, host)
         return {key: n * again.get(key[0], 1) for key, n in spent.items()}
 
     spent = total(1, 1)
@@ -311,6 +320,12 @@ def step_time(
         flops=sum(times),
         model_flops=sum(n for n, op in zip(times, operations, strict=True) if not op.again),
         ideal_seconds=ideal * repeat,
+        fused_seconds=sum(
+            seconds * again.get(phase, 1)
+            for phase, kind, seconds, _ in rows
+            if kind in ("matrix products", "attention", "copies") or phase == "optimizer step"
+        ),
+        ends=_run(rows, 1, 1)[1],
     )
 
 

@@ -13,6 +13,7 @@ class Operation(NamedTuple):
     """What one call asks of host and card. `work`: what the time of its kernel depends on."""
 
     phase: int  # its place in `Trace.phases`
+    event: int  # how many births and deaths had been seen when it ended
     issued: str  # what the host pays for: "forward", "backward", "update", ...
     kind: str  # "product", "attention", "stream", "scatter", "norms", "bus", "view" or "wait"
     work: tuple = ()
@@ -92,9 +93,8 @@ class Work:
         if not known:  # questions and marks of the profiler
             return
         issued = self.issued(trace) if func.namespace == "aten" else "bitsandbytes"
-        phase = len(trace.phases) - 1
         if view:
-            self.operations.append(Operation(phase, issued, "view"))
+            self.add(trace, issued, "view")
             return
         if name in ("bernoulli_", "div_"):  # CUDA's dropout draws and scales in its only kernel
             if name == "bernoulli_":
@@ -135,7 +135,7 @@ class Work:
             kind, work = "attention", (flops, which, back, TYPES.get(q.dtype, "fp32"))
         again = issued == "forward" and trace.phases[-1] == "backward"
         tensors = count if listed else 0
-        self.operations.append(Operation(phase, issued, kind, work, moved, tensors, flops, again))
+        self.add(trace, issued, kind, work, moved, tensors, flops, again)
 
     @staticmethod
     def issued(trace) -> str:
@@ -149,18 +149,20 @@ class Work:
     def wait(self, trace) -> None:
         """The host asks for a value. Adam's step counters are on the CPU: nobody waits for them."""
         if trace.phases[-1] != "optimizer step":
-            self.operations.append(Operation(len(trace.phases) - 1, "forward", "wait"))
+            self.add(trace, "forward", "wait")
 
     def copy(self, tensor, trace) -> None:
         """A tensor goes to the host's memory or comes back."""
-        phase = len(trace.phases) - 1
-        self.operations.append(Operation(phase, self.issued(trace), "bus", (), _size(tensor)))
+        self.add(trace, self.issued(trace), "bus", (), _size(tensor))
 
     def unscale(self, gradients: int, trace) -> None:
         """A GradScaler reads and writes all gradients, then asks whether all are finite."""
-        phase = len(trace.phases) - 1
-        self.operations.append(Operation(phase, "update", "stream", (), 2 * gradients))
-        self.operations.append(Operation(phase, "update", "wait"))
+        self.add(trace, "update", "stream", (), 2 * gradients)
+        self.add(trace, "update", "wait")
+
+    def add(self, trace, issued: str, kind: str, *what) -> None:
+        phase, event = len(trace.phases) - 1, len(trace.events)
+        self.operations.append(Operation(phase, event, issued, kind, *what))
 
     def is_mask(self, t, trace) -> bool:
         return trace.ids.get(t.untyped_storage()._cdata) in self.masks

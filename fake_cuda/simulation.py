@@ -43,7 +43,7 @@ class Simulation:
     `peak_allocated` is all tensors at the worst moment, `by_category` splits that moment, and
     `peak_by_category` holds each category's own maximum. `peak_reserved` is what the caching
     allocator takes for them; None for a CPU, which has none. `time` is the last step's, where a
-    card was given.
+    card was given, and `seconds` goes with the rows of the timeline.
     """
 
     peak_allocated: int
@@ -57,6 +57,7 @@ class Simulation:
     timeline: np.ndarray | None = field(default=None, repr=False)
     phases: list[tuple[int, str]] = field(default_factory=list, repr=False)
     time: cost.Time | None = None
+    seconds: np.ndarray | None = field(default=None, repr=False)  # when the card is there
 
     step_seconds = property(lambda self: self.time and self.time.step_seconds)
     limited_by = property(lambda self: self.time and self.time.limited_by)
@@ -105,18 +106,23 @@ def simulate(
         if why is None:
             raise
         raise ValueError(f"the run uses {why}") from error
-    found = _replay(events, kinds, trace.size, trace.cuda)
+    found, places = _replay(events, kinds, trace.size, trace.cuda)
     if card:
         if trace.fp16:  # for which bf16 stood
             rates = card.rates | {"bf16": card.rates.get("fp16", 0)}
             card = dataclasses.replace(card, rates=rates)
-        found.time = _time(trace.work.operations, phases, card, **speed)
+        step, found.time = _time(trace.work.operations, phases, card, **speed)
+        found.seconds = np.zeros(len(found.timeline))
+        for op, end in zip(step, found.time.ends, strict=False):  # no ends without a time
+            found.seconds[min(max(places[op.event], 0), len(found.seconds) - 1)] = end
+        found.seconds = np.maximum.accumulate(found.seconds)
     del kept
     return found
 
 
-def _time(operations: list, phases: list[str], card: cost.Card, **speed) -> cost.Time:
-    """The time of the last step; without a step of an optimizer, from the last forward pass on."""
+def _time(operations: list, phases: list[str], card: cost.Card, **speed) -> tuple:
+    """The operations of the last step and their time; without a step of an optimizer, from the last
+    forward pass on."""
     ends = _ends(phases)
     if ends:
         first, last = ends[-2] if len(ends) > 1 else 1, ends[-1]
@@ -125,12 +131,12 @@ def _time(operations: list, phases: list[str], card: cost.Card, **speed) -> cost
         starts = [k for k, name in enumerate(phases) if name == "forward"] or [len(phases)]
         first, last = starts[-1], len(phases)
         note = "No optimizer step was seen: the time is that from the last forward pass on."
-    if not any(first <= op.phase < last for op in operations):
-        return cost.Time(note="No time is predicted: no step was seen.")
     # What precedes the first forward pass builds the model, but between steps gradients are freed.
     step = [op for op in operations if first <= op.phase < last]
+    if not step:
+        return step, cost.Time(note="No time is predicted: no step was seen.")
     found = cost.step_time(step, phases, card, **speed)
-    return dataclasses.replace(found, note=found.note or note)
+    return step, dataclasses.replace(found, note=found.note or note)
 
 
 def _ends(names: list[str]) -> list[int]:
@@ -139,12 +145,14 @@ def _ends(names: list[str]) -> list[int]:
     return [k for k in ends if names[k + 1 : k + 2] != ["optimizer step"]]  # two share a step
 
 
-def _replay(events: list, kinds: list[str], sizes: list[int], cuda: bool) -> Simulation:
-    """The peaks, the log and the timeline of what a trace saw."""
+def _replay(events: list, kinds: list[str], sizes: list[int], cuda: bool) -> tuple:
+    """The peaks, the log and the timeline of what a trace saw; and for each event the row of the
+    timeline that it leads to."""
     start = events.index("forward") if "forward" in events else 0
     dead = {~e for e in events[:start] if isinstance(e, int) and e < 0}  # building is not the run
-    log, phases = [], []
+    log, phases, places = [], [], []
     for at, event in enumerate(events):
+        places.append(len(log))
         if event == EMPTY_CACHE:
             log.append((-1, 0))
         elif isinstance(event, str):
@@ -169,7 +177,7 @@ def _replay(events: list, kinds: list[str], sizes: list[int], cuda: bool) -> Sim
     first, last = (ends[-2] + 1, ends[-1]) if len(ends) > 1 else (0, len(phases) - 1)
     begin = phases[first][0] if phases else 0
     stop = phases[last + 1][0] if last + 1 < len(phases) else None  # an evaluation may follow
-    return Simulation(
+    simulation = Simulation(
         peak_allocated=int(bytes_now[top].sum()),
         by_category=dict(zip(CATEGORIES, bytes_now[top].tolist(), strict=True)),
         peak_by_category=dict(zip(CATEGORIES, bytes_now.max(axis=0).tolist(), strict=True)),
@@ -178,3 +186,4 @@ def _replay(events: list, kinds: list[str], sizes: list[int], cuda: bool) -> Sim
         timeline=bytes_now[begin:stop].copy(),
         phases=[(at - begin, name) for at, name in phases[first:last] if name != "between steps"],
     )
+    return simulation, np.array([*places, len(log)]) - begin

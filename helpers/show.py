@@ -72,21 +72,27 @@ def bars(
     figure(ax.figure, alt)
 
 
-def timeline(prediction, alt: str, title: str = "", top: float | None = None) -> None:
+def timeline(prediction, alt: str, title: str = "", top: float | None = None, time=False) -> None:
     """One step of a prediction: bytes by category while operation follows operation.
 
-    `top` bytes make the axis as high as that of another picture.
+    `top` bytes make the axis as high as that of another picture; `time` draws to the scale of the
+    predicted time instead, for a card whose rates are known.
     """
+    if time and prediction.step_seconds is None:
+        raise ValueError(prediction.note or "no time is predicted here: name a card with gpu=")
     fig, ax = plt.subplots(figsize=(7, 3.6))
     data = prediction.timeline / GIB
+    at = 1000 * prediction.seconds if time else np.arange(len(data))
     look = {"colors": COLOURS.values(), "hatch": list(HATCHES.values()), "linewidth": 0}
-    ax.stackplot(np.arange(len(data)), data.T, labels=CATEGORIES, edgecolor="white", **look)
+    ax.stackplot(at, data.T, labels=CATEGORIES, edgecolor="white", **look)
     top = data.sum(axis=1).max() if top is None else top / GIB
-    for at, phase in prediction.phases:
-        ax.axvline(at, color="black", linewidth=0.8)
-        side = "right" if at > 0.8 * len(data) else "left"  # the last label must not leave the axes
-        ax.text(at, top * 1.03, f" {phase} ", fontsize=8, ha=side)
-    ax.set(xlim=(0, len(data)), ylim=(0, top * 1.12), ylabel="GiB allocated", title=title)
-    ax.set_xlabel("one step, operation by operation (not to the scale of time)")
+    for row, phase in prediction.phases:
+        x = at[max(row - 1, 0)]  # a phase begins where the operation before it ends
+        ax.axvline(x, color="black", linewidth=0.8)
+        side = "right" if x > 0.8 * at[-1] else "left"  # the last label must not leave the axes
+        ax.text(x, top * 1.03, f" {phase} ", fontsize=8, ha=side)
+    ax.set(xlim=(0, at[-1]), ylim=(0, top * 1.12), ylabel="GiB allocated", title=title)
+    ordered = "one step, operation by operation (not to the scale of time)"
+    ax.set_xlabel(f"one step in ms, predicted for {prediction.device}" if time else ordered)
     fig.legend(ncols=len(CATEGORIES), loc="outside lower center")
     figure(fig, alt)

@@ -120,7 +120,7 @@ def test_copies_wait_for_the_bus():
 
 
 def rows(*kinds, moved=0):
-    return [Operation(1, "forward", kind, (), moved) for kind in kinds]
+    return [Operation(1, 0, "forward", kind, (), moved) for kind in kinds]
 
 
 def timed(operations, **options):
@@ -157,6 +157,30 @@ def test_passes_repeat_but_the_update_does_not():
     part = once.phases["forward"] + once.phases["backward"]
     assert thrice.step_seconds == pytest.approx(once.step_seconds * (1 + 2 * part))
     assert thrice.flops == 3 * once.flops
+
+
+def test_the_timeline_knows_its_time():
+    def loss(layer):
+        return layer(torch.zeros(1024, 512)).relu().sum()
+
+    found = simulate(stepping(loss, 512), card=A100)
+    when = found.seconds
+    assert len(when) == len(found.timeline) and (when[1:] >= when[:-1]).all()
+    assert when[-1] == pytest.approx(found.step_seconds)
+    backward = next(row for row, name in found.phases if name == "backward")
+    before = found.time.phases["forward"] + found.time.phases["between steps"]
+    assert when[backward - 1] == pytest.approx(before * found.step_seconds)
+
+
+def test_a_compiler_cannot_do_without_products_and_update():
+    def loss(layer):
+        return layer(torch.zeros(4096, 1024)).relu().exp().sum()
+
+    # Enough work for the host not to wait: what a compiler could save is the traffic of two phases.
+    found = time_of(stepping(loss, 1024), host=1e-9)
+    kept = found.shares["matrix products"] + found.phases["optimizer step"]
+    assert found.fused_seconds == pytest.approx(kept * found.step_seconds, rel=1e-3)
+    assert 0.3 * found.step_seconds < found.fused_seconds < 0.9 * found.step_seconds
 
 
 def test_fused_moves_fewer_bytes_than_lists():

@@ -104,7 +104,7 @@ def test_lines_are_counted_without_texts():
 
 def test_the_helpers_stay_small():
     assert (
-        sum(lines_of_code(path.read_text()) for path in PACKAGE.glob("*.py")) <= 1180
+        sum(lines_of_code(path.read_text()) for path in PACKAGE.glob("*.py")) <= 1190
     )  # 1,150, a report and a step's time
 
 

@@ -85,6 +85,20 @@ def test_a_timeline_draws_each_category_and_names_the_phases(shown):
     assert ax.get_ylim()[1] > bytes_now.sum(axis=1).max() / GIB
 
 
+def test_a_timeline_can_be_drawn_to_the_scale_of_time(shown):
+    bytes_now, phases = np.ones((3, 5)) * GIB, [(0, "forward"), (2, "backward")]
+    step = types.SimpleNamespace(timeline=bytes_now, phases=phases, device="A100", note="")
+    step.step_seconds, step.seconds = 0.4, np.array([0.0, 0.1, 0.4])
+    show.timeline(step, "It lasts.", time=True)
+    (ax,) = shown.figures[0].axes
+    assert ax.get_xlim() == (0, 400)
+    assert [line.get_xdata()[0] for line in ax.lines] == [0, 100]
+    assert "predicted for A100" in ax.get_xlabel()
+    step.step_seconds = None
+    with pytest.raises(ValueError, match="name a card"):
+        show.timeline(step, "It cannot.", time=True)
+
+
 def test_two_timelines_can_have_one_height(shown):
     phases = [(0, "forward")]
     for peak in (10, 40):

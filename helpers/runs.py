@@ -168,7 +168,7 @@ def load(name: str) -> pd.DataFrame:
     FileNotFoundError names the tables there are.
     """
     folder = data_file()
-    tables = {p.stem: p for p in [*folder.glob("*.csv"), *folder.glob("measurements/*.csv")]}
+    tables = {p.stem: p for p in [*folder.glob("measurements/*.csv"), *folder.glob("*.csv")]}
     if name == "measured":
         ours = [pd.read_csv(p) for p in sorted(folder.glob("measurements/*.csv"))]
         ours = [table for table in ours if "outcome" in table]  # the kit's, not published ones

@@ -182,9 +182,11 @@ def published_problems(rows: pd.DataFrame) -> list[str]:
 def scoreboard_problems(board: pd.DataFrame) -> list[str]:
     tables = {"predicted": ("predictions.csv", ["set", "run", "variant"])}
     tables["published"] = ("measurements/published.csv", ["set", "run"])
+    tables["timed"] = ("measurements/speeds.csv", ["set", "run"])
     known = {
         kind: set(read(name)[keys].agg(" / ".join, axis=1)) for kind, (name, keys) in tables.items()
     }
+    known["published"] |= known.pop("timed")
     known["own"] = {
         f"{name} / {job.run}" for name, jobs in gpu_kit.SECTIONS.items() for job in jobs()
     }
@@ -204,8 +206,9 @@ def scoreboard_problems(board: pd.DataFrame) -> list[str]:
                 len(pair) == 2 and pair <= names for pair in pairs_of_runs
             ):
                 found.append(f"{name}: no such pair of {kind} rows")
-        counted = ("peak_allocated", "peak_reserved") if row["predicted_with"] else ("",)
-        if row["counted"] not in counted:
+        counted = ("peak_allocated", "peak_reserved")
+        counted = ("samples_per_second",) if row["question"] == "speed" else counted
+        if row["counted"] not in (counted if row["predicted_with"] else ("",)):
             found.append(f"{name}: counted {row['counted']!r}")
     return found
 

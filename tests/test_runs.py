@@ -236,6 +236,8 @@ def test_recorded_rows_are_loaded_from_both_folders(course):
     pd.DataFrame({"b": [2]}).to_csv(course / "data" / "measurements" / "published.csv", index=False)
     assert load("predictions")["a"].tolist() == [1]
     assert load("published")["b"].tolist() == [2]
+    pd.DataFrame({"b": [3]}).to_csv(course / "data" / "published.csv", index=False)
+    assert load("published")["b"].tolist() == [3]  # with predictions beside
 
 
 def test_an_unknown_table_names_those_there_are(course):

@@ -8,6 +8,7 @@ predictions or measurements have changed; `make outputs` does.
 """
 
 import sys
+from math import nan
 from pathlib import Path
 
 import pandas as pd
@@ -34,16 +35,23 @@ def pairs(row: dict, kind: str) -> list[tuple[str, str]]:
 
 def speed(run: dict) -> float:
     for column in ("samples_per_second", "tokens_per_second"):
-        if not pd.isna(run[column]):
+        if not pd.isna(run.get(column)):
             return run[column]
     return 1 / run["seconds"]
 
 
 def predicted(row: dict, runs: dict[str, dict]) -> str:
-    shares = []
+    """The shares of the predicted pairs, those of speed with model and card; words before them."""
+    shares: dict[str, list[str]] = {}  # by model and card
     for one, two in pairs(row, "predicted"):
-        shares.append(f"{runs[one][row['counted']] / runs[two][row['counted']]:.2f}")
-    return ", ".join(shares) or row["predicted"]
+        share = runs[one][row["counted"]] / runs[two][row["counted"]]
+        if row["question"] == "speed":  # two digits are all that is known of it
+            place = f" ({runs[one]['workload'].split(',')[0]} on {runs[one]['device']})"
+            shares.setdefault(place, []).append(f"{share:#.2g}")
+        else:
+            shares.setdefault("", []).append(f"{share:.2f}")
+    text = "; ".join(", ".join(found) + place for place, found in shares.items())
+    return " ".join([row["predicted"]] * (not pd.isna(row["predicted"])) + [text] * bool(text))
 
 
 def recorded(row: dict, kind: str, runs: dict[str, dict], memory: str) -> str | None:
@@ -53,7 +61,7 @@ def recorded(row: dict, kind: str, runs: dict[str, dict], memory: str) -> str | 
             if row["question"] == "speed":
                 share = speed(runs[one]) / speed(runs[two])
             else:
-                share = runs[one][memory] / runs[two][memory]
+                share = runs[one].get(memory, nan) / runs[two].get(memory, nan)
             if not pd.isna(share):
                 card = runs[one]["gpu"]
                 card = "card not named" if pd.isna(card) else card
@@ -75,7 +83,9 @@ def own_runs(data: Path) -> list[dict[str, dict]]:
 
 def board(data: Path) -> pd.DataFrame:
     predictions = named(read(data / "predictions.csv"), ["set", "run", "variant"])
-    published = named(read(data / "measurements" / "published.csv"), ["set", "run"])
+    others = [read(data / "measurements" / f"{name}.csv") for name in ("speeds", "published")]
+    others[0]["gpu"] = others[0]["card"]
+    published = {key: run for table in others for key, run in named(table, ["set", "run"]).items()}
     rows = []
     for row in read(data / "scoreboard.csv").to_dict("records"):
         found = [recorded(row, "own", runs, "peak_allocated") for runs in own_runs(data)]

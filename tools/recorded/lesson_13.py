@@ -95,6 +95,16 @@ def quantized_steps() -> Iterator[tuple]:
         yield "llama-3.1-8b", variant, run
 
 
+def quantized_times() -> Iterator[tuple]:
+    """What expanding costs, by the tokens of a step."""
+    for batch, length in ((1, 256), (4, 4096)):
+        size = {"per_device_train_batch_size": batch}
+        for variant, base in {"16 bits": half, "4 bits": NF4_TWICE}.items():
+            workload = adapted(language_modelling("llama-3.1-8b", length=length), base)
+            run = partial(predict, workload, gpu="A100-80GB", bf16=True, **size)
+            yield f"{batch} x {length}", variant, run
+
+
 def quantized_lengths() -> Iterator[tuple]:
     for length in (1024, 2048, 4096, 8192, 16384):
         workload = adapted(language_modelling("llama-3.1-8b", length=length), NF4_TWICE)
@@ -170,6 +180,7 @@ def quantized_contexts() -> Iterator[tuple]:
 
 SETS = (
     quantized_steps,
+    quantized_times,
     quantized_lengths,
     quantized_longest,
     quantized_published,

@@ -53,6 +53,10 @@ def to_bf16(model):
     return model.to(torch.bfloat16)
 
 
+def to_fp16(model):
+    return model.to(torch.float16)
+
+
 def everything_offloaded(model):
     forward = model.forward
 
@@ -103,4 +107,45 @@ def activation_offloading() -> Iterator[tuple]:
         yield "tinyllama-1.1b", name, functools.partial(predict, workload, gpu="L4", **settings)
 
 
-SETS = (offloading, activation_offloading)
+class NoUpdate(Optimizer):
+    """Leaves the card with a forward and a backward pass."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.0})
+
+    def step(self, closure=None):
+        """Nothing."""
+
+
+class OverTheBus(HostAdamW):
+    """The same, with journeys that `predict` sees: it knows those of `save_on_cpu`'s hooks.
+
+    The update itself is counted as if the card made it, so that the time is a lower bound.
+    """
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        hooks = save_on_cpu()
+        for p, host in self.pairs:
+            host.grad = hooks.pack_hook(p.grad)
+        self.on_host.step()
+        for p, host in self.pairs:
+            p.copy_(hooks.unpack_hook(host))
+            self.state[p] = {"weight": host, "gradient": host.grad, **self.on_host.state[host]}
+
+
+def offloading_times() -> Iterator[tuple]:
+    """The card's own work in a micro-batch of 2,048 tokens; and states that cross a T4's bus."""
+    decoder, one = language_modelling("tinyllama-1.1b"), {"per_device_train_batch_size": 1}
+    alone = one | {"optimizer": lambda model, args: NoUpdate(model.parameters())}
+    alone |= {"max_grad_norm": 0.0}
+    for card in ("T4", "A100-40GB", "H100"):
+        half = decoder.with_model(to_fp16 if card == "T4" else to_bf16)
+        yield "tinyllama-1.1b", card, functools.partial(predict, half, gpu=card, **alone)
+    short = language_modelling("tinyllama-1.1b", length=512)
+    away = {"optimizer": lambda model, args: OverTheBus(model.parameters(), lr=args.learning_rate)}
+    run = functools.partial(predict, short, gpu="T4", **one, **away)
+    yield "tinyllama-1.1b", "states away, over the bus", run
+
+
+SETS = (offloading, activation_offloading, offloading_times)

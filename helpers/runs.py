@@ -162,13 +162,13 @@ def _append(path: Path, new: pd.DataFrame) -> Path:
 
 
 def load(name: str) -> pd.DataFrame:
-    """Recorded rows: `data/<name>.csv` or `data/measurements/<name>.csv`.
+    """Recorded rows: `data/<name>.csv` or else `data/measurements/<name>.csv`.
 
     "measured" gathers our own rows of all cards; it is empty until one was measured.
     FileNotFoundError names the tables there are.
     """
     folder = data_file()
-    tables = {p.stem: p for p in [*folder.glob("*.csv"), *folder.glob("measurements/*.csv")]}
+    tables = {p.stem: p for p in [*folder.glob("measurements/*.csv"), *folder.glob("*.csv")]}
     if name == "measured":
         ours = [pd.read_csv(p) for p in sorted(folder.glob("measurements/*.csv"))]
         ours = [table for table in ours if "outcome" in table]  # the kit's, not published ones

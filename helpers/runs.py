@@ -162,7 +162,7 @@ def _append(path: Path, new: pd.DataFrame) -> Path:
 
 
 def load(name: str) -> pd.DataFrame:
-    """Recorded rows: `data/<name>.csv` or `data/measurements/<name>.csv`.
+    """Recorded rows: `data/<name>.csv` or else `data/measurements/<name>.csv`.
 
     "measured" gathers our own rows of all cards; it is empty until one was measured.
     FileNotFoundError names the tables there are.

@@ -1,4 +1,4 @@
-"""Lesson 03: memory against batch size: BERT-large on a T4, TinyLlama on an A100 and a 4090."""
+"""Lesson 03: memory and speed against batch size, on a T4, an A100 and a 4090."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -34,4 +34,13 @@ def desk() -> Iterator[tuple]:
         yield f"batch {size}", "TinyLlama, 1,024 tokens", run
 
 
-SETS = (batch_size, desk)
+def throughput() -> Iterator[tuple]:
+    """BERT-large on short texts, where one sample does not fill a card."""
+    bert = text_classification("large", length=128)
+    for card in ("T4", "A100-40GB"):
+        for size in (1, 2, 4, 8, 16, 32, 64):
+            settings = {"per_device_train_batch_size": size, "fp16": True}
+            yield f"batch {size}", card, partial(predict, bert, gpu=card, **settings)
+
+
+SETS = (batch_size, desk, throughput)

@@ -1,6 +1,7 @@
 """Lesson 04: micro-batch and accumulation, for BERT-large on a T4 and TinyLlama on an A100."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from helpers import language_modelling, predict, text_classification
 
@@ -23,4 +24,13 @@ def accumulation() -> Iterator[tuple]:
             yield f"{size} x {steps}", variant, run
 
 
-SETS = (accumulation,)
+def short_texts() -> Iterator[tuple]:
+    """An effective batch of 64 on short texts: the small micro-batches wait for the host."""
+    bert = text_classification("large", length=128)
+    for size in (1, 2, 4, 8, 16, 32, 64):
+        batch = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 64 // size}
+        run = partial(predict, bert, gpu="A100-40GB", fp16=True, **batch)
+        yield f"{size} x {64 // size}", "BERT-large, 128 tokens", run
+
+
+SETS = (accumulation, short_texts)

@@ -1,4 +1,4 @@
-"""Simulate the memory of a training run on a CUDA GPU: without a GPU, and before anything runs.
+"""Simulate the memory and time of a training run on a CUDA GPU: without one, before it runs.
 
 The real training code runs on *fake* tensors, which have a shape and a type but no data. A dispatch
 mode logs when each storage is born and when it dies; replayed through a model of CUDA's caching
@@ -8,10 +8,13 @@ the choices that CUDA makes differently are put in by hand (`choices`), each wit
     from fake_cuda import simulate
     found = simulate(run, (8, 0))  # `run` builds its model on the CPU and takes two optimizer steps
     found.peak_allocated, found.peak_reserved, found.by_category
+    simulate(run, card=cost.Card(...)).time  # of a step, on a card whose rates are known
 
 The allocator's model repeats 25 logs of CUDA's own to the byte, recorded with torch 2.6 and 2.11 on
 a Blackwell, a Hopper and two unnamed cards; `read_log` reads such a log. Peaks of whole runs are
 held against what others measured on ten kinds of card, from a V100 to a B200 (tools/real_cards).
+Times of steps are held against what others timed (tools/speeds.py): good for comparing two runs on
+a card, within a stated range for one.
 """
 
 import logging

@@ -284,6 +284,18 @@ def test_rows_are_those_that_were_measured():
     assert (measured["role"] == "judged").sum() >= 60
 
 
+def test_the_readme_says_what_the_rows_say(request):
+    text = (request.config.rootpath / "README.md").read_text(encoding="utf-8")
+    rows = pd.read_csv(record_speeds.PREDICTED)
+    rows = rows[rows["role"] == "judged"].dropna(subset="predicted")
+    ours, plain = record_speeds.errors(rows), record_speeds.errors(rows, "roofline")
+    assert f"{len(rows)} steps that others timed on {rows['card'].nunique()} kinds of card" in text
+    median, most = (f"{100 * ours[name]:.0f} %" for name in ("median", "90 %"))
+    assert f"lie {median} off in the median, nine of ten within {most}" in text
+    assert f"a plain roofline is {100 * plain['median']:.0f} % off" in text
+    assert f"right in {100 * ours['in order']:.0f} % of the pairs" in text
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [

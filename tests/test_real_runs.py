@@ -1,7 +1,7 @@
 """The trace against logs of real cards: the same allocations, in the same order."""
 
 import csv
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,11 @@ def rounded(size: int) -> int:
     return -(-size // 512) * 512
 
 
-@pytest.fixture(scope="module")
-def trained():
-    return course.simulated(course.NIUHUANG["training, length 200"])
+simulated = cache(course.simulated)
 
 
-def test_a_run_from_an_empty_allocator_has_the_peaks_of_the_card(trained):
+def test_a_run_from_an_empty_allocator_has_the_peaks_of_the_card():
+    trained = simulated(course.NIUHUANG["training, length 200"])
     for quantity in ("allocated", "reserved"):
         real = MEASURED["course-niuhuang", "training, length 200", quantity]
         found = getattr(trained, f"peak_{quantity}")
@@ -58,7 +57,7 @@ def test_each_allocation_is_one_of_the_card_in_its_order(runs, run, file):
     within a run end with the simulated one."""
     log = logs.read_log(DATA / "cuda_logs" / f"{file}.npz")
     real = [rounded(size) for action, _, size in log.entries if action == logs.ALLOC]
-    found = [rounded(size) for _, size in course.simulated(runs[run]).log if size > 0]
+    found = [rounded(size) for _, size in simulated(runs[run]).log if size > 0]
     there, count = reversed(real), 0
     for size in reversed(found):
         if size not in there:  # which also moves on, to behind the one that is equal

@@ -31,7 +31,7 @@ def test_what_is_unknown_is_none():
 
 @pytest.mark.parametrize(
     "word, nearest",
-    [("A100", "A100-40GB"), ("H20", "H200"), ("RTX4090", "RTX 4090"), ("V10", "V100")],
+    [("A100", "A100-40GB"), ("B20", "B200"), ("RTX4090", "RTX 4090"), ("V10", "V100")],
 )
 def test_an_unknown_card_suggests_the_nearest(word, nearest):
     with pytest.raises(ValueError, match=f"'{word}' is not a known GPU: did you mean '{nearest}'"):

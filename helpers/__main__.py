@@ -5,12 +5,9 @@ import ast
 import json
 import sys
 
-import pandas as pd
-
 from . import hardware, report, workloads
 from .hardware import versions
 from .prediction import predict
-from .runs import load
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,14 +50,9 @@ def predict_command(options: argparse.Namespace) -> str:
 
 
 def report_command(options: argparse.Namespace) -> str:
-    """How well the predictions met what was measured, by other people and by ourselves."""
+    """How well the predictions met what other people measured."""
     if options.settings:
         raise ValueError(f"{options.settings[0]!r} is not an option of report")
-    if options.rows:
-        rows = pd.read_csv(options.rows)
-        if "error_allocated" not in rows:
-            raise ValueError(f"{options.rows} is not a table of the kit in tools/gpu_kit.py")
-        return report.on_our_cards(rows)
     rows, picture = report.judged(), hardware.data_file().parent / "build" / "real_cards.png"
     drawn = f"Drawn in build/{picture.name}"
     try:
@@ -68,8 +60,7 @@ def report_command(options: argparse.Namespace) -> str:
         report.draw(rows).savefig(picture, dpi=160)
     except OSError as error:  # such as a folder that is read-only
         drawn = f"Not drawn: build/{picture.name} cannot be written ({error.strerror})"
-    ours = report.on_our_cards(load("measured"))
-    return f"{report.on_real_cards(rows)}\n\n{drawn}\n\n{ours}"
+    return f"{report.on_real_cards(rows)}\n\n{drawn}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -90,7 +81,6 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=predict_command)
     command = commands.add_parser("report", help="compare predictions with measurements")
-    command.add_argument("--rows", help="a table of rows instead of those in data/measurements")
     command.set_defaults(run=report_command)
     try:
         options, options.settings = parser.parse_known_args(arguments)

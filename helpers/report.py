@@ -1,4 +1,4 @@
-"""Predictions held against measurements: other people's on real cards, and our own."""
+"""Predictions held against what other people measured on real cards."""
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -67,18 +67,3 @@ def on_real_cards(rows: pd.DataFrame) -> str:
         return f"{text}\n\nNo row is off by more than 5 %."
     far = far[["set", "run", "quantity", "error", "remark"]].fillna("unexplained")
     return f"{text}\n\nOff by more than 5 %\n{far.to_string(index=False)}"
-
-
-def on_our_cards(rows: pd.DataFrame) -> str:
-    """How well the predictions met what the kit measured, by card, section and kind of memory."""
-    if rows.empty:
-        return "No run of ours was measured on a GPU yet: python tools/gpu_kit.py does it."
-    long = rows.melt(["card", "section"], ["error_allocated", "error_reserved"], "memory", "error")
-    long["error"] = pd.to_numeric(long["error"])
-    table = errors(long.dropna(), ["card", "section", "memory"]).reset_index()
-    text = f"Errors of the predictions, in %\n{table.to_string(index=False)}"
-    rest = rows[(rows["error_allocated"].abs() > 0.03) | (rows["outcome"] != "measured")]
-    if rest.empty:
-        return text
-    rest = rest[["card", "run", "outcome", "error_allocated"]].to_string(index=False)
-    return f"{text}\n\nOff by more than 3 %, or not measured\n{rest}"

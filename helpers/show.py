@@ -1,14 +1,12 @@
-"""Pictures with alternative text, and a helper's real source in the lesson."""
+"""Pictures with alternative text."""
 
 import html
-import inspect
 import io
-import textwrap
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from IPython.display import HTML, Image, Markdown, display
+from IPython.display import HTML, Image, display
 
 from .hardware import GIB
 from .runs import CATEGORIES
@@ -38,12 +36,6 @@ def figure(fig, alt: str) -> None:
     # Not Image(alt=...): Colab's IPython 7.34 does not know it.
     display(Image(buffer.getvalue()), metadata={"image/png": {"alt": alt}})
     display(HTML(f"<details><summary>In words</summary>{html.escape(alt)}</details>"))
-
-
-def source(obj) -> None:
-    """Show the source of a helper as it is; a method's begins at the margin."""
-    text = textwrap.dedent(inspect.getsource(obj)).rstrip()
-    display(Markdown(f"```python\n{text}\n```"))
 
 
 def bars(

@@ -60,7 +60,6 @@ def test_words_are_read_however_they_are_written(capsys):
         ([*TINY, "gpu=T4"], "gpu is not a keyword of TrainingArguments"),
         ([*TINY, "bf16=yes"], "bf16='yes' is not True or False"),
         (["report", "bf16=True"], "'bf16=True' is not an option of report"),
-        (["report", "--rows", "data/gpus.csv"], "is not a table of the kit"),
     ],
 )
 def test_what_was_not_meant_so(arguments, message, capsys, request, monkeypatch):

@@ -1,6 +1,5 @@
 """Pictures: alternative text, figures told apart without colour, sources as they are."""
 
-import inspect
 import types
 
 import matplotlib.pyplot as plt
@@ -8,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helpers import Workload, gib, show
+from helpers import show
 from helpers.runs import CATEGORIES
 
 GIB = 2**30
@@ -107,13 +106,3 @@ def test_two_timelines_can_have_one_height(shown):
         show.timeline(step, "One is higher.", top=40 * GIB)
     low, high = (figure.axes[0].get_ylim() for figure in shown.figures)
     assert low == high and 40 < high[1] < 50
-
-
-def test_a_source_is_shown_as_it_is(shown):
-    show.source(gib)
-    assert inspect.getsource(gib).rstrip() in shown.displayed[0][0].data
-
-
-def test_the_source_of_a_method_begins_at_the_margin(shown):
-    show.source(Workload.trainer)
-    assert "```python\ndef trainer(\n    self" in shown.displayed[0][0].data

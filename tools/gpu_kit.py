@@ -329,10 +329,32 @@ def main(arguments: list[str] | None = None) -> int:
         command = [sys.executable, *COMMANDS[section]]
         if subprocess.run(command, cwd=ROOT, env=with_variables()).returncode:
             failed.append(section)
-    print(f"Rows: {record.path.name} in {folder.name}. python -m helpers report compares them.")
+    print(f"Rows: {record.path.name} in {folder.name}")
+    if record.path.exists():
+        print(compared(record.path))
     if failed:
         print(f"Failed: {', '.join(failed)}")
     return 1 if failed else 0
+
+
+def compared(path: Path) -> str:
+    """How well the predictions met the rows of a table, by section and kind of memory."""
+    import pandas as pd
+
+    from helpers import report
+
+    rows = pd.read_csv(path)
+    long = rows.melt(["section"], ["error_allocated", "error_reserved"], "memory", "error")
+    long["error"] = pd.to_numeric(long["error"])
+    long, text = long.dropna(), "No prediction was held against a measurement."
+    if not long.empty:
+        table = report.errors(long, ["section", "memory"]).reset_index()
+        text = f"Errors of the predictions, in %\n{table.to_string(index=False)}"
+    rest = rows[(rows["error_allocated"].abs() > 0.03) | (rows["outcome"] != "measured")]
+    if rest.empty:
+        return text
+    rest = rest[["run", "outcome", "error_allocated"]].to_string(index=False)
+    return f"{text}\n\nOff by more than 3 %, or not measured\n{rest}"
 
 
 def _with_wheels(wheels: Path, arguments: list[str]) -> int:

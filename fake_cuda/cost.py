@@ -42,7 +42,7 @@ CONSTANTS = {
     "stream, 7.0": Constant(0.91, f"{NEUSIGHT}: add, mul and div on a V100"),
     "stream, 8.0": Constant(0.87, f"{NEUSIGHT}: add, mul and div on two A100; assumed of 9 and 10"),
     "scatter": Constant(
-        7.3, "the same pull: bytes a clock of a multiprocessor, bf16 to float32, A100"
+        7.3, "pytorch/pytorch pull 195542: bytes a clock of a multiprocessor, bf16 to float32, A100"
     ),
     "norms": Constant(0.45, "pytorch/pytorch pull 87445: [8192, 1024] on an A100, 0.37 to 0.51"),
     "seconds of a kernel": Constant(2.5e-6, "assumed: start and end of a kernel in a full queue"),

@@ -4,6 +4,7 @@ import difflib
 import importlib.metadata
 import os
 import platform
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -98,10 +99,21 @@ def gpu(name: str) -> GPU:
 
 
 def this_gpu() -> GPU:
-    """The CUDA card in this machine, as the driver describes it."""
+    """The CUDA card in this machine, as the driver describes it.
+
+    It has the rates of a row of `data/gpus.csv` only if it is that card: by name, capability,
+    multiprocessors and memory, and with the same socket.
+    """
     card = torch.cuda.get_device_properties(0)
+    found, words = (card.major, card.minor), set(re.split("[ -]", card.name.upper()))
     facts = {"sms": card.multi_processor_count}
-    return GPU(card.name, card.total_memory, (card.major, card.minor), None, facts)
+    for row in _gpus(data_file("gpus.csv")).values():
+        name = set(re.split("[ -]", row.name.upper()))
+        same = (row.capability, row.facts["sms"]) == (found, facts["sms"]) and name <= words
+        size = abs(row.memory / card.total_memory - 1) < 0.05  # the driver keeps some for itself
+        if same and size and ("PCIE" in name) == ("PCIE" in words):
+            facts = row.facts
+    return GPU(card.name, card.total_memory, found, None, facts)
 
 
 def device() -> torch.device:

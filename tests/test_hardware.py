@@ -101,14 +101,34 @@ def test_an_unknown_feature_suggests_the_nearest():
 def test_this_card_is_what_the_driver_says(name, mebibytes, capability, monkeypatch):
     found = types.SimpleNamespace(name=name, total_memory=mebibytes * MiB)
     found.major, found.minor = capability
-    found.multi_processor_count = 40
+    found.multi_processor_count = 80
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: found)
     card = hardware.this_gpu()
     assert (card.name, card.memory, card.capability) == (name, mebibytes * MiB, capability)
     # Facts of a card that is only alike would be wrong here: no name of the table, no bandwidth.
     assert card.name not in hardware._gpus(data_file("gpus.csv"))
-    assert card.facts == {"sms": 40} and card.context is None
+    assert card.facts == {"sms": 80} and card.context is None
     assert supports("bf16", card) == (capability >= (8, 0))
+
+
+@pytest.mark.parametrize(
+    "name, mebibytes, capability, sms, row",
+    [
+        ("Tesla T4", 15095, (7, 5), 40, "T4"),
+        ("NVIDIA A100-SXM4-80GB", 81051, (8, 0), 108, "A100-80GB"),
+        ("NVIDIA A100 80GB PCIe", 81051, (8, 0), 108, None),  # slower than the row's, of SXM4
+        ("NVIDIA H100 80GB HBM3", 81008, (9, 0), 132, "H100"),
+        ("NVIDIA H100 PCIe", 81008, (9, 0), 114, "H100-PCIe"),
+        ("Tesla V100-SXM2-32GB", 32494, (7, 0), 80, "V100-32GB"),
+        ("NVIDIA GeForce RTX 4080 SUPER", 16376, (8, 9), 80, None),
+        ("NVIDIA GeForce RTX 3090", 24124, (8, 6), 82, "RTX 3090"),
+    ],
+)
+def test_this_card_has_the_rates_of_its_row(name, mebibytes, capability, sms, row, monkeypatch):
+    found = types.SimpleNamespace(name=name, total_memory=mebibytes * MiB)
+    (found.major, found.minor), found.multi_processor_count = capability, sms
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: found)
+    assert hardware.this_gpu().facts == (gpu(row).facts if row else {"sms": sms})
 
 
 def test_describe_is_one_line_and_data():

@@ -30,7 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = (
     "section run card driver cuda torch transformers date outcome workload settings seconds "
     "samples_per_second tokens_per_second peak_allocated peak_reserved used context "
-    "predicted_allocated predicted_reserved error_allocated error_reserved last_loss"
+    "predicted_allocated predicted_reserved predicted_samples_per_second "
+    "error_allocated error_reserved error_samples_per_second last_loss"
 ).split()
 # What each package is for; without the first group there is no kit at all.
 NEEDED = (
@@ -246,6 +247,7 @@ def measure(job: Job, on_cpu: bool) -> dict:
         return values | {"outcome": f"skipped: {error}"}
     values |= {"predicted_allocated": predicted.peak_allocated, "context": predicted.context}
     values["predicted_reserved"] = predicted.peak_reserved
+    values["predicted_samples_per_second"] = predicted.samples_per_second
     steps = 3 if on_cpu else job.steps
     try:
         run = helpers.train(workload, optimizer=job.optimizer, max_steps=steps, **settings)
@@ -254,8 +256,9 @@ def measure(job: Job, on_cpu: bool) -> dict:
     for key in ("seconds", "samples_per_second", "tokens_per_second", "peak_allocated"):
         values[key] = getattr(run, key)
     values |= {"peak_reserved": run.peak_reserved, "used": run.used, "last_loss": run.losses[-1]}
-    for kind in ("allocated", "reserved"):
-        mine, real = values[f"predicted_{kind}"], values[f"peak_{kind}"]
+    measured = {"allocated": "peak_allocated", "reserved": "peak_reserved"}
+    for kind, key in (measured | {"samples_per_second": "samples_per_second"}).items():
+        mine, real = values[f"predicted_{kind}"], values[key]
         values[f"error_{kind}"] = mine / real - 1 if mine and real else None
     return values | {"outcome": "measured"}
 
@@ -338,17 +341,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def compared(path: Path) -> str:
-    """How well the predictions met the rows of a table, by section and kind of memory."""
+    """How well the predictions met the rows of a table, by section and what was predicted."""
     import pandas as pd
 
     from helpers import report
 
     rows = pd.read_csv(path)
-    long = rows.melt(["section"], ["error_allocated", "error_reserved"], "memory", "error")
+    errors = ["error_allocated", "error_reserved", "error_samples_per_second"]
+    long = rows.melt(["section"], errors, "of", "error")
     long["error"] = pd.to_numeric(long["error"])
     long, text = long.dropna(), "No prediction was held against a measurement."
     if not long.empty:
-        table = report.errors(long, ["section", "memory"]).reset_index()
+        table = report.errors(long, ["section", "of"]).reset_index()
         text = f"Errors of the predictions, in %\n{table.to_string(index=False)}"
     rest = rows[(rows["error_allocated"].abs() > 0.03) | (rows["outcome"] != "measured")]
     if rest.empty:

@@ -9,7 +9,6 @@ errors. A quarter of an hour. Both files are replaced when all is done; never ed
 
 import argparse
 import datetime
-import os
 import sys
 from pathlib import Path
 from unittest import mock
@@ -23,6 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 import speeds  # noqa: E402  (after the path is set)
 from fake_cuda import cost  # noqa: E402
 from helpers.hardware import gpu, suggest, versions  # noqa: E402
+from record_predictions import replace_file  # noqa: E402
 
 MEASURED = ROOT / "data" / "measurements" / "speeds.csv"
 PREDICTED = ROOT / "data" / "speeds.csv"
@@ -179,9 +179,7 @@ def record(names: list[str], measured: Path = MEASURED, path: Path = PREDICTED) 
         table = halved(steps, predicted, hosts)
         files[HALVED] = table.round({name: 4 for name in table if name != "value"})
     for file, found in files.items():
-        unfinished = file.with_suffix(".unfinished")
-        found.to_csv(unfinished, index=False)
-        os.replace(unfinished, file)
+        replace_file(file, found)
 
 
 def main() -> int:

@@ -116,18 +116,23 @@ def predict(
     *,
     gpu: str = "here",
     optimizer: Callable | None = None,
+    host: float = cost.HOST_SECONDS,
     **settings,
 ) -> Prediction:
     """Predict memory and time of `train(workload, ...)` with the same keywords, without running it.
 
     `gpu` is a card of `data/gpus.csv`, "cpu", or "here". Instead of a workload any function will do
-    that builds its model, takes two optimizer steps on the CPU and returns nothing. fp16 is
-    predicted as bf16 (the same bytes), tf32 as fp32. ValueError for an unknown or refused setting.
+    that builds its model, takes two optimizer steps on the CPU and returns nothing. `host`
+    is how many seconds the card's computer needs for one operation; `fake_cuda.cost.measure_host`
+    finds it on a machine with a GPU. fp16 is predicted as bf16 (the same bytes), tf32 as fp32.
+    ValueError for an unknown or refused setting.
     """
     card = _card(gpu)
     is_workload = isinstance(workload, Workload)
     if not is_workload and (settings or optimizer):
         raise ValueError("a function of your own takes no settings: put them inside of it")
+    if not (isinstance(host, float | int) and host >= 0):
+        raise ValueError(f"host={host!r} is not a number of seconds, such as {cost.HOST_SECONDS}")
     arguments, note = _fake_arguments(settings, optimizer, card) if is_workload else ({}, "")
 
     def run():
@@ -143,10 +148,9 @@ def predict(
 
     began = time.perf_counter()
     times = settings.get("gradient_accumulation_steps", 1)
-    known = card and cost.Card.of(
-        card.name, card.capability, card.facts, bool(settings.get("tf32"))
-    )
-    found = simulate(run, None, card=known, repeat=times / min(2, times))
+    tf32 = bool(settings.get("tf32"))
+    known = card and cost.Card.of(card.name, card.capability, card.facts, tf32)
+    found = simulate(run, None, card=known, host=host, repeat=times / min(2, times))
     samples = settings.get("per_device_train_batch_size", 8) * times if is_workload else None
     title = workload.title if is_workload else getattr(workload, "__name__", "function")
     return Prediction(

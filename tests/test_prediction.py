@@ -163,6 +163,17 @@ def test_settings_that_only_the_real_run_needs(bert):
     assert transformers.logging.get_verbosity() == before
 
 
+def test_a_slower_host_takes_longer_and_no_more_memory(bert):
+    quick, usual, slow = (predict(bert, gpu="T4", host=s, **BATCH) for s in (0, 12e-6, 1e-3))
+    assert quick.step_seconds < usual.step_seconds < slow.step_seconds
+    assert usual.step_seconds == predict(bert, gpu="T4", **BATCH).step_seconds
+    assert slow.limited_by == "host" != quick.limited_by
+    assert slow.peak_allocated == usual.peak_allocated
+    for wrong in (-1, "fast"):
+        with pytest.raises(ValueError, match="number of seconds, such as"):
+            predict(bert, gpu="T4", host=wrong, **BATCH)
+
+
 @pytest.mark.parametrize("bits", ["4 bits", "4 bits twice", "8 bits"])
 def test_quantized_weights_and_their_scales_are_exact(bits, llama):
     model = brief(language_modelling("tiny")).with_model(MODELS[bits]).model()

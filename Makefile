@@ -3,6 +3,7 @@
 # make gpu      measure everything on this machine's GPU (DEVICE=cpu proves the kit without one)
 # make colab    run four lessons as Colab does, in an environment of its versions
 # make pretend  run the lessons' GPU branches as on a T4 and an H100, without one (CARD=T4 does one)
+# make test-browser  use lessons in a real JupyterLab, in Chromium; pictures go to build/browser
 # LESSONS="01 02" does a part. PYTHON=python uses an environment of your own.
 LESSONS ?=
 SECTIONS ?=
@@ -18,7 +19,7 @@ PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/installed
 endif
 
-.PHONY: install run lab test colab pretend outputs gpu format benchmark
+.PHONY: install run lab test test-browser colab pretend outputs gpu format benchmark
 
 install: $(ENVIRONMENT)
 
@@ -43,6 +44,10 @@ lab: $(ENVIRONMENT)
 
 test: $(ENVIRONMENT)
 	$(PYTHON) -m pytest $(if $(LESSONS),-k "$(subst $(space), or ,$(strip $(LESSONS:%=%_)))")
+
+test-browser: $(ENVIRONMENT)
+	$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[browser]'
+	$(PYTHON) -m pytest -o addopts= -rs tests/browser
 
 pretend: $(ENVIRONMENT)
 	$(PYTHON) tests/pretend.py --card "$(CARD)" --lessons "$(LESSONS)"

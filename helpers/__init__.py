@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import warnings
 
 import torch
 
@@ -18,6 +19,8 @@ __all__ = (
     "predict record show supports text_classification train"
 ).split()
 
+# PEFT asks for it by the old name, and a reader can do nothing about that.
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
 # What the imports made stays for good. Sweeping it again and again takes longer than the steps of
 # a short run; but what a reader made before importing helpers must still be seen and swept.
 if live_bytes() < 2**20 and not torch.cuda.is_initialized():

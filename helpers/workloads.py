@@ -103,6 +103,7 @@ class Workload:
                 raise ValueError(f"{self.weights} holds damaged weights: {remedy}") from error
         else:
             model = auto.from_config(config, dtype=torch.float32)
+        model.loss_type = model.loss_type or "ForCausalLM"  # which GPT-2's class name does not tell
         for change in self.changes:
             model = change(model)
             if not isinstance(model, torch.nn.Module):

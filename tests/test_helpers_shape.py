@@ -104,7 +104,7 @@ def test_lines_are_counted_without_texts():
 
 def test_the_helpers_stay_small():
     # 1,150, and what a step's time takes
-    assert sum(lines_of_code(path.read_text()) for path in PACKAGE.glob("*.py")) <= 1170
+    assert sum(lines_of_code(path.read_text()) for path in PACKAGE.glob("*.py")) <= 1175
 
 
 def test_public_functions_are_typed():

@@ -72,6 +72,7 @@ print(sys.executable)"""
         new_code_cell(record),
         new_markdown_cell("## The picture\n\n```\n# no heading\n```"),
         new_code_cell(show),
+        new_code_cell("import warnings\n\nwarnings.warn('a thing is outdated')", id="red"),
         new_code_cell(environment),
     ]
     bad = [
@@ -111,6 +112,10 @@ def finished(course: Path) -> Finished:
 @pytest.fixture(scope="module")
 def report(course: Path, finished: Finished) -> str:
     return (course / "build" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_warning_is_told_with_its_cell(finished: Finished) -> None:
+    assert "  cell red: " in finished.out and "UserWarning: a thing is outdated" in finished.out
 
 
 def test_a_failing_lesson_is_the_exit_status(finished: Finished) -> None:

@@ -53,6 +53,7 @@ class Outcome:
     seconds: float
     problem: str = ""
     figures: list[Figure] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def status(self) -> str:
@@ -81,6 +82,15 @@ def figures(notebook: nbformat.NotebookNode) -> Iterator[Figure]:
                 alt = output.get("metadata", {}).get("image/png", {}).get("alt", "")
                 png = "".join(output.data["image/png"]).replace("\n", "")
                 yield Figure(png, alt or "A figure without a description", heading)
+
+
+def warnings_in(notebook: nbformat.NotebookNode) -> Iterator[str]:
+    """What a reader meets on a red ground: the cell and the last line but code."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if output.get("name") == "stderr":
+                lines = [line for line in output.text.splitlines() if line and line[0] != " "]
+                yield f"cell {cell.id}: {lines[-1] if lines else output.text}"
 
 
 def recorded(folder: Path, since: datetime.datetime) -> list[dict[str, str]]:
@@ -207,7 +217,8 @@ def run_lesson(path: Path, copy: Path, bar: tqdm) -> Outcome:
     bar.update(last - bar.n)  # the cells after a failure will not run
     nbformat.write(notebook, copy)
     seconds = time.perf_counter() - start
-    return Outcome(path.stem, title_of(notebook, path.stem), seconds, problem, [*figures(notebook)])
+    shown = [*figures(notebook)], [*warnings_in(notebook)]
+    return Outcome(path.stem, title_of(notebook, path.stem), seconds, problem, *shown)
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT, machine: str | None = None) -> int:
@@ -233,8 +244,8 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, machine: str | N
             outcome = run_lesson(path, copies / path.name, bar)
             outcomes.append(outcome)
             tqdm.write(f"{outcome.stem}: {outcome.status} in {outcome.seconds:.0f} s")
-            if outcome.problem:
-                tqdm.write(f"  {outcome.problem}")
+            for line in filter(None, (outcome.problem, *outcome.warnings)):
+                tqdm.write(f"  {line}")
 
     table = summary(recorded(root / "build" / "runs", started))
     if machine is None:

@@ -3,10 +3,13 @@
 # make gpu      measure everything on this machine's GPU (DEVICE=cpu proves the kit without one)
 # make colab    run four lessons as Colab does, in an environment of its versions
 # make pretend  run the lessons' GPU branches as on a T4 and an H100, without one (CARD=T4 does one)
+# make doctor   print what a bug report needs, and whether the course can work here
 # make test-browser  use lessons in a real JupyterLab, in Chromium; pictures go to build/browser
+# make check-rows ROWS=card.csv  read over what make gpu wrote, before you send it
 # LESSONS="01 02" does a part. PYTHON=python uses an environment of your own.
 LESSONS ?=
 SECTIONS ?=
+ROWS ?=
 CARD ?=
 DEVICE ?= cuda
 SYSTEM_PYTHON ?= python3
@@ -19,7 +22,7 @@ PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/installed
 endif
 
-.PHONY: install run lab test test-browser colab pretend outputs gpu format benchmark
+.PHONY: install run lab test test-browser doctor colab pretend outputs gpu check-rows format benchmark
 
 install: $(ENVIRONMENT)
 
@@ -45,6 +48,9 @@ lab: $(ENVIRONMENT)
 test: $(ENVIRONMENT)
 	$(PYTHON) -m pytest $(if $(LESSONS),-k "$(subst $(space), or ,$(strip $(LESSONS:%=%_)))")
 
+doctor: $(ENVIRONMENT)
+	$(PYTHON) tools/doctor.py
+
 test-browser: $(ENVIRONMENT)
 	$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[browser]'
 	$(PYTHON) -m pytest -o addopts= -rs tests/browser
@@ -69,6 +75,9 @@ outputs: $(ENVIRONMENT)
 
 gpu: $(ENVIRONMENT)
 	$(PYTHON) tools/gpu_kit.py $(SECTIONS) --device $(DEVICE)
+
+check-rows: $(ENVIRONMENT)
+	$(PYTHON) tools/check_rows.py $(ROWS)
 
 format: $(ENVIRONMENT)
 	$(PYTHON) -m ruff check --fix .

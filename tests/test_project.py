@@ -1,0 +1,49 @@
+"""What surrounds the course: how it is cited, and how its readers report."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+KINDS = {"markdown", "textarea", "input", "dropdown", "checkboxes"}
+
+
+def test_the_citation_says_what_the_project_file_says():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["repository-code"] == project["urls"]["Repository"]
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+    assert cited["cff-version"] == "1.2.0" and cited["title"] and cited["authors"]
+
+
+def test_the_changelog_begins_with_this_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    headings = [
+        line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")
+    ]
+    assert headings[0].startswith(f"## {version}")
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_an_issue_form_is_one(path):
+    form = yaml.safe_load(path.read_text())
+    if path.stem == "config":
+        assert form["blank_issues_enabled"] is True
+        return
+    assert form["name"] and form["description"]
+    names = [item["id"] for item in form["body"] if item["type"] != "markdown"]
+    assert len(set(names)) == len(names)
+    for item in form["body"]:
+        assert item["type"] in KINDS and item["attributes"]
+        assert item["type"] != "dropdown" or item["attributes"]["options"]
+
+
+def test_the_forms_ask_for_commands_that_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for path in FORMS:
+        for word in ("doctor", "check-rows", "gpu"):
+            if f"make {word}" in path.read_text():
+                assert f"\n{word}:" in makefile, word

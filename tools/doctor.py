@@ -1,0 +1,105 @@
+"""What a bug report needs: this machine, the versions, and whether the course can work here.
+
+    python tools/doctor.py      # or make doctor; paste what it prints
+
+Exit status 1 if a check fails. Nothing is changed, and no name of a folder is printed.
+"""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+NEEDED = "torch transformers accelerate datasets peft bitsandbytes torchao ipywidgets jupyterlab"
+VARIABLES = "CUDA_VISIBLE_DEVICES HF_HUB_OFFLINE OMP_NUM_THREADS PYTORCH_ALLOC_CONF".split()
+ROOM = 2 * 2**30  # bytes for caches and executed copies
+
+
+def commit() -> str:
+    """Of the checkout, and whether files were changed."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "not a git checkout"
+
+
+def tested() -> dict[str, str]:
+    """The versions last tested together, by name."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if "==" in line)
+
+
+def versions() -> list[str]:
+    """One line a library: what is here, and what was tested where that is another."""
+    lines, known = [], tested()
+    for name in NEEDED.split():
+        try:
+            here = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            lines.append(f"{name} is missing: run make install")
+            continue
+        other = known.get(name, "").split("+")[0]
+        lines.append(f"{name} {here}" + (f" (tested: {other})" * (here.split("+")[0] != other)))
+    return lines
+
+
+def writable() -> str:
+    """Whether runs and executed copies can be kept."""
+    folder = ROOT / "build"
+    try:
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"build/ cannot be written ({error.strerror}): copy the course") from error
+    return "build/ can be written"
+
+
+def room() -> str:
+    """Whether caches have room."""
+    free = shutil.disk_usage(ROOT).free
+    if free < ROOM:
+        raise ValueError(f"{free / 2**30:.1f} GiB are free on this disk: the course wants 2")
+    return f"{free / 2**30:,.0f} GiB free on this disk"
+
+
+def prediction() -> str:
+    """Whether a prediction works, which leans on private names of torch."""
+    from helpers import gib, predict, text_classification
+
+    found = predict(text_classification("large"), gpu="T4", per_device_train_batch_size=4)
+    return f"BERT-large on a T4: {gib(found.peak_allocated)} predicted in {found.took:.0f} s"
+
+
+CHECKS = (writable, room, prediction)
+
+
+def check(question: Callable[[], str]) -> tuple[bool, str]:
+    try:
+        return True, question()
+    except Exception as error:  # whatever it is, the report goes on
+        return False, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+def main() -> int:
+    print(f"course {commit()}")
+    print(f"Python {platform.python_version()} on {platform.platform()}")
+    print(*versions(), sep="\n")
+    print(*(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ), sep="\n")
+    good, machine = check(lambda: str(__import__("helpers").describe()))
+    results = [(good, machine), *map(check, CHECKS)]
+    for good, text in results:
+        print("ok    " if good else "FAILED", text)
+    return 0 if all(good for good, _ in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

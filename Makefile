@@ -4,6 +4,7 @@
 # make colab    run four lessons as Colab does, in an environment of its versions
 # make pretend  run the lessons' GPU branches as on a T4 and an H100, without one (CARD=T4 does one)
 # make doctor   print what a bug report needs, and whether the course can work here
+# make site     build the reading site in build/site
 # make test-browser  use lessons in a real JupyterLab, in Chromium; pictures go to build/browser
 # make check-rows ROWS=card.csv  read over what make gpu wrote, before you send it
 # LESSONS="01 02" does a part. PYTHON=python uses an environment of your own.
@@ -22,7 +23,7 @@ PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/installed
 endif
 
-.PHONY: install run lab test test-browser doctor colab pretend outputs gpu check-rows format benchmark
+.PHONY: install run lab test test-browser doctor site colab pretend outputs gpu check-rows format benchmark
 
 install: $(ENVIRONMENT)
 
@@ -50,6 +51,10 @@ test: $(ENVIRONMENT)
 
 doctor: $(ENVIRONMENT)
 	$(PYTHON) tools/doctor.py
+
+site: $(ENVIRONMENT)
+	$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[site]'
+	$(PYTHON) tools/build_site.py
 
 test-browser: $(ENVIRONMENT)
 	$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[browser]'

@@ -43,10 +43,7 @@ def test_good_rows_are_taken_and_their_errors_shown(tmp_path, capsys):
 
 
 FAULTS = {
-    "an unknown card": (
-        {"card": "NVIDIA Imaginary 9000"},
-        "is not in data/gpus",
-    ),
+    "an unknown card": ({"card": "NVIDIA Imaginary 9000"}, "is not in data/gpus"),
     "a CPU": ({"card": "cpu"}, "rows of a CPU are not taken"),
     "no version": ({"torch": ""}, "line 2: no torch"),
     "an outcome of one's own": ({"outcome": "good"}, "none of the kit's"),

@@ -1,0 +1,28 @@
+"""How Sphinx builds the reading site from what `tools/build_site.py` lays out: see there."""
+
+import tomllib
+from pathlib import Path
+
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+project = "One GPU, measured"
+author = copyright = "The authors of One GPU, measured"
+html_title = project
+language = "en"
+# Notebooks are shown with their stored outputs; nothing runs here.
+extensions = ["myst_nb", "sphinx_copybutton"]
+nb_execution_mode = "off"
+nb_merge_streams = True
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence", "dollarmath", "html_image"]
+suppress_warnings = ["mystnb.unknown_mime_type"]  # widgets: their static picture stands beside them
+html_theme = "sphinx_book_theme"
+html_theme_options = {
+    "repository_url": PROJECT["urls"]["Repository"],
+    "use_repository_button": True,
+    "use_download_button": False,
+    "home_page_in_toc": True,
+    "show_toc_level": 2,
+}
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+html_show_sphinx = False

@@ -4,6 +4,7 @@
 # make colab    run four lessons as Colab does, in an environment of its versions
 # make pretend  run the lessons' GPU branches as on a T4 and an H100, without one (CARD=T4 does one)
 # make doctor   print what a bug report needs, and whether the course can work here
+# make student  copy the course for a class: no solutions, no outputs below a guess
 # make site     build the reading site in build/site
 # make test-browser  use lessons in a real JupyterLab, in Chromium; pictures go to build/browser
 # make check-rows ROWS=card.csv  read over what make gpu wrote, before you send it
@@ -23,7 +24,7 @@ PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/installed
 endif
 
-.PHONY: install run lab test test-browser doctor site colab pretend outputs gpu check-rows format benchmark
+.PHONY: install run lab test test-browser doctor site student colab pretend outputs gpu check-rows format benchmark
 
 install: $(ENVIRONMENT)
 
@@ -55,6 +56,9 @@ doctor: $(ENVIRONMENT)
 site: $(ENVIRONMENT)
 	$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[site]'
 	$(PYTHON) tools/build_site.py
+
+student: $(ENVIRONMENT)
+	$(PYTHON) tools/student.py
 
 test-browser: $(ENVIRONMENT)
 	$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[browser]'

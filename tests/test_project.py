@@ -1,5 +1,7 @@
 """What surrounds the course: how it is cited, and how its readers report."""
 
+import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -47,3 +49,14 @@ def test_the_forms_ask_for_commands_that_exist():
         for word in ("doctor", "check-rows", "gpu"):
             if f"make {word}" in path.read_text():
                 assert f"\n{word}:" in makefile, word
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+def test_a_page_links_what_exists(path):
+    for link in re.findall(r"\]\(([^)]+)\)", path.read_text()):
+        file, _, cell = link.partition("#cell-id=")
+        if not re.match("[a-z]+:", file):
+            assert (path.parent / file).exists(), link
+        if cell:
+            cells = json.loads((path.parent / file).read_text())["cells"]
+            assert cell in [found["id"] for found in cells], link

@@ -68,7 +68,8 @@ def notebooks() -> list[Path]:
 
 def linked_cells() -> set[str]:
     """The labels of cells that some page links to."""
-    texts = (path.read_text(encoding="utf-8") for path in notebooks())
+    pages = [*notebooks(), *sorted((ROOT / "docs").glob("*.md"))]
+    texts = (path.read_text(encoding="utf-8") for path in pages)
     return {label(*found) for text in texts for found in CELL.findall(text)}
 
 

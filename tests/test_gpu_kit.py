@@ -61,6 +61,9 @@ def test_a_second_start_goes_on_and_appends(tmp_path):
     assert (tmp_path / "cpu.csv").read_text() == first
     assert run(tmp_path, "classic", "--limit", "1", "--again") == 0
     assert (tmp_path / "cpu.csv").read_text().startswith(first) and len(rows(tmp_path)) == 2
+    assert run(tmp_path, "classic", "--more", "1") == 0
+    assert [row["run"] for row in rows(tmp_path)][:2] != [row["run"] for row in rows(tmp_path)][1:]
+    assert len(rows(tmp_path)) == 3
 
 
 def test_failures_are_rows(tmp_path, monkeypatch):

@@ -88,7 +88,7 @@ def rewrite_readme(text: str, root: Path = ROOT) -> str:
 def rewrite(root: Path = ROOT) -> list[Path]:
     """Bring all files up to date; returns those that changed."""
     changed = []
-    for path in sorted((root / "notebooks").glob("**/[0-9][0-9]_*.ipynb")):
+    for path in sorted((root / "notebooks").glob("**/*.ipynb")):
         if ".ipynb_checkpoints" in path.parts:
             continue
         notebook = nbformat.read(path, as_version=4)

@@ -63,7 +63,7 @@ def translate(link: str, page: Path) -> str:
 
 def notebooks() -> list[Path]:
     folder = ROOT / "notebooks"
-    return sorted([*folder.glob("[0-9]*.ipynb"), *folder.glob("solutions/[0-9]*.ipynb")])
+    return sorted([*folder.glob("*.ipynb"), *folder.glob("solutions/*.ipynb")])
 
 
 def linked_cells() -> set[str]:
@@ -132,12 +132,13 @@ def front_page() -> str:
     board_text += "How each row is found and judged is told in "
     board_text += "[lesson 16](notebooks/16_all_together.ipynb).\n\n" + board()
     trees = []
+    names = [p.stem for p in notebooks() if p.parent.name == "notebooks"]
     for part, numbers in PARTS.items():
-        files = [p.stem for p in notebooks() if p.parent.name == "notebooks"]
-        files = [f"notebooks/{stem}" for stem in files if int(stem[:2]) in numbers]
-        trees.append(tree(part, files))
-    more = [p.relative_to(SOURCE).with_suffix("").as_posix() for p in SOURCE.glob("docs/*.md")]
-    trees.append(tree("Use it", sorted(more)))
+        lessons = [f"notebooks/{n}" for n in names if n[:2].isdigit() and int(n[:2]) in numbers]
+        trees.append(tree(part, lessons))
+    more = [f"notebooks/{name}" for name in names if not name[:2].isdigit()]
+    more += [f"docs/{path.stem}" for path in sorted((ROOT / "docs").glob("*.md"))]
+    trees.append(tree("Use it", more))
     solved = [f"notebooks/solutions/{p.stem}" for p in notebooks() if p.parent.name == "solutions"]
     trees.append(tree("Worked solutions", solved))
     return "\n\n".join([text, board_text, *trees]) + "\n"

@@ -263,14 +263,19 @@ def measure(job: Job, on_cpu: bool) -> dict:
     return values | {"outcome": "measured"}
 
 
-def run_jobs(section: str, record: Record, on_cpu: bool, again: bool, limit: int | None) -> None:
-    for job in list(SECTIONS[section]())[:limit]:
+def run_jobs(section: str, record: Record, on_cpu: bool, options: argparse.Namespace) -> None:
+    new = 0
+    for job in list(SECTIONS[section]())[: options.limit]:
+        if new == options.more:
+            print(f"{section}: {new} new rows; the next start goes on", flush=True)
+            break
         if (
-            not again
+            not options.again
             and record.key(record.facts | {"section": section, "run": job.run}) in record.done
         ):
             print(f"{section}: {job.run}: recorded already", flush=True)
             continue
+        new += 1
         if absent := lacking(job):
             values = {"outcome": f"skipped: {', '.join(absent)} is missing or too old here"}
         else:
@@ -293,6 +298,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--wheels", type=Path, help="a folder of wheels to install first")
     parser.add_argument("--again", action="store_true", help="measure what is recorded once more")
     parser.add_argument("--limit", type=int, help="only the first rows of each section")
+    parser.add_argument("--more", type=int, help="only so many new rows of each section")
     parser.add_argument("--output", type=Path, help="folder for the rows")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.sections if name not in every]
@@ -324,7 +330,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = []
     for section in options.sections or every:
         if section in SECTIONS:
-            run_jobs(section, record, on_cpu, options.again, options.limit)
+            run_jobs(section, record, on_cpu, options)
             continue
         if section == "lessons" and missing(["nbval"]):
             print("lessons: skipped, nbval is not installed")

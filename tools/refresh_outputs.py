@@ -74,7 +74,8 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         print(error, file=sys.stderr)
         return 2
     both = [(path, path.with_name("solutions") / path.name) for path in lessons]
-    paths = [path for pair in both for path in pair if path.exists()]
+    page = [] if options.lessons else [root / "notebooks" / "measure_your_card.ipynb"]
+    paths = [path for path in [*(p for pair in both for p in pair), *page] if path.exists()]
     failed = 0
     cells = sum(len(runnable(read_notebook(path))) for path in paths)
     with tqdm(total=cells, unit="cell", disable=None) as bar:

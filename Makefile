@@ -80,6 +80,7 @@ outputs: $(ENVIRONMENT)
 	$(if $(LESSONS),,$(PYTHON) tools/readme_picture.py)
 	$(PYTHON) tools/scoreboard.py
 	$(PYTHON) tools/refresh_outputs.py --lessons "$(LESSONS)"
+	$(PYTHON) tools/look_up.py
 	$(PYTHON) tools/address.py
 
 gpu: $(ENVIRONMENT)

@@ -5,8 +5,11 @@ import re
 import tomllib
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
+
+import look_up
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
@@ -60,3 +63,11 @@ def test_a_page_links_what_exists(path):
         if cell:
             cells = json.loads((path.parent / file).read_text())["cells"]
             assert cell in [found["id"] for found in cells], link
+
+
+def test_the_page_to_look_things_up_is_up_to_date():
+    assert look_up.PAGE.read_text() == look_up.page(), "run python tools/look_up.py"
+    lessons = {path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")}
+    rows = pd.read_csv(ROOT / "data" / "techniques.csv")
+    assert set(rows["lesson"]) <= lessons and rows["technique"].is_unique
+    assert not rows.isna().any().any()

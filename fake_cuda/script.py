@@ -210,6 +210,8 @@ class Moves(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name, kwargs, where = getattr(func, "__name__", ""), dict(kwargs or {}), self.where
         first = args[0] if args else None
+        if name == "_parse_to":  # a module reads where to go
+            return func(*args, **kwargs)
         if name == "__get__":
             name = func.__self__.__name__
             if name in ("is_cuda", "is_cpu") and where.on_card(first):

@@ -210,7 +210,7 @@ class Moves(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name, kwargs, where = getattr(func, "__name__", ""), dict(kwargs or {}), self.where
         first = args[0] if args else None
-        if name == "_parse_to":  # a module reads where to go
+        if name == "_parse_to" or func is torch.device:  # where to go, in words
             return func(*args, **kwargs)
         if name == "__get__":
             name = func.__self__.__name__
@@ -412,7 +412,8 @@ class Script:
             lines = sys.stderr.getvalue().strip().splitlines() if hasattr(sys.stderr, "getvalue") else []
             said = lines[-1] if lines else f"status {error.code}"
             return f"{self.path} ended before it took an update: {said}"
-        if any(kind.__name__ in OFFLINE for one in chain for kind in type(one).__mro__):
+        names = {kind.__name__ for one in chain for kind in type(one).__mro__}
+        if names & OFFLINE or any("huggingface" in str(one).lower().replace(" ", "") for one in chain):
             return f"{self.path} needs a hub or another address, and none can be reached: {said}"
         if isinstance(error, KeyError) and error.args[0] in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             return f"{self.path} {SEVERAL}"

@@ -5,9 +5,11 @@ import ast
 import json
 import sys
 
+from fake_cuda.script import Script
+
 from . import hardware, report, workloads
 from .hardware import versions
-from .prediction import predict
+from .prediction import Prediction, predict
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,14 +38,21 @@ def setting(text: str) -> tuple[str, object]:
         return name, value
 
 
+def facts(found: Prediction, **asked: str) -> str:
+    told = {"gpu": found.device} | asked | {name: getattr(found, name) for name in FACTS}
+    return json.dumps(told | {"versions": versions()}, indent=2)
+
+
 def predict_command(options: argparse.Namespace) -> str:
+    if options.script:
+        found = predict(Script(options.script, options.settings), gpu=options.gpu)
+        return facts(found, script=options.script) if options.json else str(found)
     settings = dict(map(setting, options.settings))
     task = options.task or workloads.usual_task(options.size)
     workload = getattr(workloads, task)(options.size, length=options.length)
     found = predict(workload, gpu=options.gpu, **settings)
     if options.json:
-        facts = {"gpu": found.device, "task": task} | {name: getattr(found, name) for name in FACTS}
-        return json.dumps(facts | {"versions": versions()}, indent=2)
+        return facts(found, task=task)
     batch = settings.get("per_device_train_batch_size", 8)
     asked = f"{workload.task.replace('_', ' ')}, batch of {batch} x {workload.length:,} tokens"
     return f"{asked}\n{found}"
@@ -69,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = commands.add_parser(
         "predict",
         help="predict the peak memory of training",
-        usage="%(prog)s [options] [name=value ...]",
+        usage="%(prog)s [options] [name=value ... | --script train.py -- its arguments]",
         epilog="name=value: keywords of TrainingArguments, such as bf16=True",
     )
     command.add_argument("--task", choices=TASKS, help="guessed from the model unless given")
@@ -78,12 +87,21 @@ def main(arguments: list[str] | None = None) -> int:
     )
     command.add_argument("--length", type=int, help="tokens in a sample")
     command.add_argument("--gpu", default="here", help="a card of data/gpus.csv, cpu, or here")
+    command.add_argument("--script", help="a training script that nobody changed")
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=predict_command)
     command = commands.add_parser("report", help="compare predictions with measurements")
     command.set_defaults(run=report_command)
     try:
-        options, options.settings = parser.parse_known_args(arguments)
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        cut = given.index("--") if "--" in given else len(given)
+        options, options.settings = parser.parse_known_args(given[:cut])
+        if getattr(options, "script", None):  # what stands before -- is ours
+            if options.settings:
+                raise ValueError(f"{options.settings[0]!r}: a script's arguments stand after --")
+            options.settings = given[cut + 1 :]
+        elif cut < len(given):
+            options.settings += given[cut:]
         print(options.run(options))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -12,6 +12,7 @@ import torch
 from transformers.training_args import OptimizerNames
 
 from fake_cuda import Simulation, cost, simulate
+from fake_cuda.script import Script
 
 from . import hardware
 from .hardware import GPU, device, gib, supports, this_gpu
@@ -121,18 +122,21 @@ def predict(
     """Predict memory and time of `train(workload, ...)` with the same keywords, without running it.
 
     `gpu` is a card of `data/gpus.csv`, "cpu", or "here". Instead of a workload any function will do
-    that builds its model, takes two optimizer steps on the CPU and returns nothing. fp16 is
-    predicted as bf16 (the same bytes), tf32 as fp32. ValueError for an unknown or refused setting.
+    that builds its model, takes two optimizer steps on the CPU and returns nothing, or a `Script`
+    of `fake_cuda.script`, which nobody changed. fp16 is predicted as bf16 (the same bytes), tf32 as
+    fp32. ValueError for an unknown or refused setting.
     """
     card = _card(gpu)
     is_workload = isinstance(workload, Workload)
     if not is_workload and (settings or optimizer):
         raise ValueError("a function of your own takes no settings: put them inside of it")
+    if isinstance(workload, Script):
+        if card is None:
+            raise ValueError("a script is predicted for a card: name one, such as gpu='T4'")
+        workload.card, workload.memory = card.name, card.memory
     arguments, note = _fake_arguments(settings, optimizer, card) if is_workload else ({}, "")
 
     def run():
-        if not is_workload:
-            return workload()
         trainer = workload.trainer(optimizer, False, _Samples(workload), **arguments)
         trainer.train()
         if settings.get("eval_strategy", "no") != "no":  # its batch may be the larger one
@@ -146,6 +150,7 @@ def predict(
     known = card and cost.Card.of(
         card.name, card.capability, card.facts, bool(settings.get("tf32"))
     )
+    run = run if is_workload else workload
     found = simulate(run, None, card=known, repeat=times / min(2, times))
     samples = settings.get("per_device_train_batch_size", 8) * times if is_workload else None
     title = workload.title if is_workload else getattr(workload, "__name__", "function")
@@ -159,7 +164,7 @@ def predict(
         took=time.perf_counter() - began,
         samples=samples,
         tokens=samples and samples * workload.length,
-        note=" ".join(filter(None, (note, found.time and found.time.note))),
+        note=" ".join(filter(None, (note, getattr(workload, "note", ""), found.time and found.time.note))),
         changes=workload.changed if is_workload else (),
         **vars(found),
     )

@@ -1,4 +1,4 @@
-"""What a script would write lands in a temporary folder: files, folders, what it renames or removes.
+"""What a script would write, rename or remove lands in a temporary folder.
 
 Only what goes through Python is caught; programs that a script starts write where they please.
 """
@@ -29,7 +29,11 @@ def sandbox() -> Iterator[None]:
             """Where the writes to a path land."""
             path = os.path.abspath(os.fsdecode(path))
             through = path.startswith((root + os.sep, os.devnull, "/proc/", "/dev/"))
-            return path if through else os.path.join(root, "files", path.replace(":", "").lstrip("/\\"))
+            return (
+                path
+                if through
+                else os.path.join(root, "files", path.replace(":", "").lstrip("/\\"))
+            )
 
         def exists(mine: str) -> bool:
             with suppress(OSError):

@@ -16,7 +16,7 @@ import sys
 import traceback
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -40,8 +40,9 @@ SHOWN = 2**24  # values that come back from the card, all 1, where there are no 
 SEVERAL = "asks for several processes, and one is predicted: run it with one"
 OFFLINE = "ConnectionError ConnectError LocalEntryNotFoundError OfflineModeIsEnabled URLError"
 OFFLINE = {*OFFLINE.split(), "gaierror", "HfHubHTTPError", "MaxRetryError"}
-NOTHING = """init set_device manual_seed manual_seed_all seed seed_all set_rng_state reset_peak_memory_stats
-set_rng_state_all ipc_collect set_per_process_memory_fraction reset_max_memory_allocated
+NOTHING = """init set_device manual_seed manual_seed_all seed seed_all set_rng_state
+reset_peak_memory_stats set_rng_state_all ipc_collect set_per_process_memory_fraction
+reset_max_memory_allocated
 reset_max_memory_cached reset_accumulated_memory_stats set_stream _lazy_init set_sync_debug_mode"""
 
 
@@ -259,7 +260,7 @@ class Script:
     def __init__(self, path: str, arguments: Sequence[str] = (), memory: int = 80 * 2**30):
         self.path, self.arguments = Path(path), [str(a) for a in arguments]
         self.memory, self.updates, self.taken = memory, 2, Counter()
-        self.card, self.note, self.printed = "a card", "", ""
+        self.card, self.note, self.printed, self.output = "a card", "", "", io.StringIO()
         self.__name__ = self.path.name
         if not self.path.is_file():
             raise ValueError(f"{path} is not a file")
@@ -267,7 +268,7 @@ class Script:
     @contextmanager
     def inside(self, trace: Trace) -> Iterator[None]:
         """What `simulate` puts around the run."""
-        where, printed = Where(trace), io.StringIO()
+        where, printed = Where(trace), self.output
         known, before = set(sys.modules), logging.root.manager.disable
         folder = str(self.path.resolve().parent)
         quiet = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
@@ -350,7 +351,7 @@ class Script:
         general = dict(is_available=say(True), current_accelerator=say(CUDA), device_count=say(1))
         general |= dict(synchronize=cuda.synchronize, current_device_index=say(0))
         general |= dict(current_stream=Anything, Stream=Anything, Event=Anything)
-        general |= {name: allocated for name in answers if "memory_a" in name or "memory_r" in name}
+        general |= {most + n: allocated for n in sizes[:2] for most in ("", "max_")}
         found += [(torch.accelerator, name, value) for name, value in general.items()]
         several = torch.nn.DataParallel, torch.distributed, torch.multiprocessing
         return [
@@ -379,9 +380,8 @@ class Script:
             if min(self.taken.values()) >= self.updates:
                 raise Enough
 
-        variables = {"__name__": "__main__", "__file__": str(self.path), "__builtins__": __builtins__}
         main = types.ModuleType("__main__")
-        main.__dict__.update(variables)
+        main.__dict__.update(__file__=str(self.path), __builtins__=__builtins__)
         hook = register_optimizer_step_post_hook(count)
         try:
             with patch.dict(sys.modules, {"__main__": main}):
@@ -409,11 +409,12 @@ class Script:
             cause = cause.__cause__ or cause.__context__
         said = " ".join(str(error).split())[:300]
         if isinstance(error, SystemExit):
-            lines = sys.stderr.getvalue().strip().splitlines() if hasattr(sys.stderr, "getvalue") else []
-            said = lines[-1] if lines else f"status {error.code}"
+            last = self.output.getvalue().strip().splitlines()[-1:] or [f"status {error.code}"]
+            said = said if isinstance(error.code, str) else last[0][:300]
             return f"{self.path} ended before it took an update: {said}"
         names = {kind.__name__ for one in chain for kind in type(one).__mro__}
-        if names & OFFLINE or any("huggingface" in str(one).lower().replace(" ", "") for one in chain):
+        words = " ".join(map(str, chain)).lower()
+        if names & OFFLINE or "huggingface.co" in words or "hugging face hub" in words:
             return f"{self.path} needs a hub or another address, and none can be reached: {said}"
         if isinstance(error, KeyError) and error.args[0] in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             return f"{self.path} {SEVERAL}"

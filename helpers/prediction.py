@@ -164,7 +164,9 @@ def predict(
         took=time.perf_counter() - began,
         samples=samples,
         tokens=samples and samples * workload.length,
-        note=" ".join(filter(None, (note, getattr(workload, "note", ""), found.time and found.time.note))),
+        note=" ".join(
+            filter(None, (note, getattr(workload, "note", ""), found.time and found.time.note))
+        ),
         changes=workload.changed if is_workload else (),
         **vars(found),
     )

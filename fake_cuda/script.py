@@ -11,6 +11,7 @@ this machine. Questions about the card are answered as on it. It stops after a f
 import contextlib
 import io
 import logging
+import math
 import os
 import sys
 import traceback
@@ -116,6 +117,14 @@ class Where(TorchDispatchMode):
         with self.to(card), torch.no_grad():
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
+    @staticmethod
+    def is_weight(func, args, kwargs) -> bool:
+        """Whether it makes a large tensor without values, as layers do: nobody reads those."""
+        name, kind = func.overloadpacket.__name__, kwargs.get("dtype") or torch.get_default_dtype()
+        if name not in ("empty", "empty_strided") or str(kwargs.get("device")) == "meta":
+            return False
+        return kind.is_floating_point and math.prod(args[0]) > SMALL
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -123,13 +132,9 @@ class Where(TorchDispatchMode):
         card = self.asked
         if card is None:
             card = self.any_on_card(fakes) if tensors else self.any_on_card(self.around)
-        if not (fakes or card or self.asked is False):
+        if not (fakes or card or self.asked is False or self.is_weight(func, args, kwargs)):
             with _disable_current_modes():
-                out = func(*args, **kwargs)
-            # Weights before they are drawn: nobody reads them.
-            empty = func.overloadpacket.__name__ in ("empty", "empty_strided", "new_empty")
-            if not empty or out.numel() <= SMALL or not out.is_floating_point() or out.is_meta:
-                return out
+                return func(*args, **kwargs)
         written = func._schema.is_mutable and args and isinstance(args[0], torch.Tensor)
         if written and fakes and not isinstance(args[0], FakeTensor):
             return args[0]  # values of the card are not known

@@ -4,6 +4,7 @@ Only what goes through Python is caught; programs that a script starts write whe
 """
 
 import builtins
+import importlib
 import io
 import os
 import shutil
@@ -14,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from unittest.mock import patch
 
+READS = "stat lstat statvfs access scandir chdir".split()
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 really_open = io.open
 
@@ -101,7 +103,7 @@ def sandbox() -> Iterator[None]:
         def reading(name):
             return lambda path=".", *args, **options: real[name](found(path), *args, **options)
 
-        replaced = {name: reading(name) for name in ("stat", "lstat", "access", "scandir", "chdir")}
+        replaced = {name: reading(name) for name in READS if hasattr(os, name)}
         names = "unlink remove rmdir chmod utime truncate chown".split()
         replaced |= {name: changed(name) for name in names if hasattr(os, name)}
         replaced |= {name: moved(name) for name in ("rename", "replace", "link")}
@@ -115,7 +117,8 @@ def sandbox() -> Iterator[None]:
         stack.enter_context(patch.object(shutil, "rmtree", lambda *_, **__: None))
         stack.enter_context(patch.object(tempfile, "tempdir", os.path.join(root, "tmp")))
         stack.enter_context(patch.object(sys, "dont_write_bytecode", True))
-        if arrow := sys.modules.get("pyarrow"):  # opens files by itself
+        with suppress(ImportError):  # Datasets' files, which it opens by itself
+            arrow = importlib.import_module("pyarrow")
             maps = arrow.memory_map
             stack.enter_context(
                 patch.object(arrow, "memory_map", lambda path, *a: maps(found(path), *a))

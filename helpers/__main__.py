@@ -7,7 +7,7 @@ import sys
 
 from fake_cuda.script import Script
 
-from . import hardware, report, workloads
+from . import fit, hardware, report, workloads
 from .hardware import versions
 from .prediction import Prediction, predict
 
@@ -58,6 +58,24 @@ def predict_command(options: argparse.Namespace) -> str:
     return f"{asked}\n{found}"
 
 
+def fit_command(options: argparse.Namespace) -> tuple[str, int]:
+    """The recipes that fit a card, and exit status 3 where none does."""
+    if options.settings:
+        raise ValueError(f"{options.settings[0]!r} is not an option of fit")
+
+    def say(text: str, end: str = "") -> None:
+        if sys.stderr.isatty():  # one line, written over and over
+            print(f"\r{text:<100.100}\r", end=end, file=sys.stderr, flush=True)
+
+    asked = {key: getattr(options, key) for key in ("task", "length", "batch", "longest", "cache")}
+    found = fit.fit(options.model, options.gpu, say=say, **asked)
+    say("")
+    text = found.to_json() if options.json else str(found)
+    if options.code and found.recipes and not options.json:
+        text += f"\n\n{found.recipes[0].code}"
+    return text, 0 if found.recipes else 3
+
+
 def report_command(options: argparse.Namespace) -> str:
     """How well the predictions met what other people measured."""
     if options.settings:
@@ -74,7 +92,7 @@ def report_command(options: argparse.Namespace) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m helpers", description=__doc__)
-    commands = parser.add_subparsers(metavar="predict or report", required=True)
+    commands = parser.add_subparsers(metavar="predict, fit or report", required=True)
     command = commands.add_parser(
         "predict",
         help="predict the peak memory of training",
@@ -90,6 +108,17 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--script", help="a training script that nobody changed")
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=predict_command)
+    command = commands.add_parser("fit", help="find recipes that fit a card")
+    command.add_argument("--model", required=True, help="a model's name, folder or hub id")
+    command.add_argument("--gpu", default="T4", help="a card of data/gpus.csv, or memory: 24GiB")
+    command.add_argument("--task", choices=TASKS, help="guessed from the model unless given")
+    command.add_argument("--length", type=int, help="tokens in a sample")
+    command.add_argument("--batch", type=int, default=8, help="samples of an optimizer step")
+    command.add_argument("--longest", action="store_true", help="the longest sample, too")
+    command.add_argument("--code", action="store_true", help="print the first recipe's code")
+    command.add_argument("--no-cache", dest="cache", action="store_false")
+    command.add_argument("--json", action="store_true", help="everything, all code included")
+    command.set_defaults(run=fit_command)
     command = commands.add_parser("report", help="compare predictions with measurements")
     command.set_defaults(run=report_command)
     try:
@@ -102,11 +131,13 @@ def main(arguments: list[str] | None = None) -> int:
             options.settings = given[cut + 1 :]
         elif cut < len(given):
             options.settings += given[cut:]
-        print(options.run(options))
+        answer = options.run(options)
+        text, status = answer if isinstance(answer, tuple) else (answer, 0)
+        print(text)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
+    return status
 
 
 if __name__ == "__main__":

@@ -99,6 +99,11 @@ class Kind:
     adapters: bool = False
     four: bool = False  # frozen weights in 4 bits
 
+    @property
+    def family(self) -> str:
+        """ "full", "LoRA" or "QLoRA"."""
+        return re.split("[ ,]", self.name)[0]
+
 
 ROUNDED = "weights in bf16: small updates are rounded away"
 EIGHT = "optimizer states of 8 bits"
@@ -264,8 +269,9 @@ class Search:
     def predict(self, kind: Kind, way: str, micro: int, layers: int = 0, length: int = 0) -> Facts:
         """One prediction, or what is kept of it; `layers` other than 0 asks for a twin."""
         times = max(1, self.batch // micro)
-        alone = layers and kind.adapters  # whose gradients, which stand while they grow, are small
-        keywords = settings(kind, way, micro, 1 if alone else times, self.precision)
+        keywords = settings(kind, way, micro, times, self.precision)
+        if kind.adapters:  # one micro-batch tells the others, which saves half of the time
+            keywords["gradient_accumulation_steps"] = 1
         config = self.workload.config
         if layers:
             config = type(config).from_dict(config.to_dict())
@@ -273,7 +279,15 @@ class Search:
             if getattr(config, "layer_types", None):
                 config.layer_types = config.layer_types[:layers]
         workload = replace(self.workload, config=config, length=length or self.workload.length)
-        asked = [config.to_dict(), workload.task, workload.length, asdict(kind), way, keywords]
+        asked = [
+            config.to_dict(),
+            workload.task,
+            workload.length,
+            asdict(kind),
+            way,
+            keywords,
+            times,
+        ]
         card = [self.card.name, self.card.capability, self.card.facts]
         key = hashlib.sha256(json.dumps([asked, card, _code()], default=str).encode()).hexdigest()
         if self.cache and (kept := _kept(key)):
@@ -289,12 +303,18 @@ class Search:
         phases: dict = {}
         for (at, name), end in zip(p.phases, ends, strict=True):
             phases[name] = max(phases.get(name, 0), int(total[max(at - 1, 0) : end].max()))
-        facts = Facts(p.peak_allocated, p.peak_reserved, p.by_category, phases)
+        facts = Facts(p.peak_allocated, p.peak_reserved, p.by_category, phases, note=p.note)
+        once = kind.adapters and times > 1
+        if once:  # later micro-batches find the gradients of the first
+            more, found = p.peak_by_category["gradients"], p.by_category
+            found = found | {"gradients": found["gradients"] + more}
+            facts = replace(facts, by_category=found, peak_allocated=p.peak_allocated + more)
+            facts = replace(facts, peak_reserved=p.peak_reserved + more)
         if time and time.step_seconds:
-            known = {k: getattr(time, k) for k in ("step_seconds", "low", "high", "limited_by")}
-            many = {k: v * times if alone else v for k, v in known.items() if k != "limited_by"}
-            facts = replace(facts, **known | many)
-        facts = replace(facts, note=p.note)
+            update = sum(time.phases.get(name, 0) for name in ("optimizer step", "between steps"))
+            scale = times - (times - 1) * update if once else 1
+            known = {k: scale * getattr(time, k) for k in ("step_seconds", "low", "high")}
+            facts = replace(facts, **known, limited_by=time.limited_by)
         if self.cache:
             _keep(key, facts)
         return facts
@@ -469,8 +489,8 @@ def code(search: Search, recipe: Recipe) -> str:
             ")",
         ]
         options |= {"quantization_config": "quantization", "device_map": '"auto"'}
-    given = ", ".join(f"{key}={value}" for key, value in options.items())
-    lines += [f"MODEL = {search.hub_id!r}", f"model = {auto}.from_pretrained(MODEL, {given})"]
+    lines += [f"MODEL = {_literal(search.hub_id)}", f"model = {auto}.from_pretrained("]
+    lines += ["    MODEL,", *(f"    {key}={value}," for key, value in options.items()), ")"]
     lines += ["model.config.use_cache = False"]
     if classify and search.workload.config.pad_token_id in (None, 0):
         lines += ["model.config.pad_token_id = model.config.pad_token_id or 0"]
@@ -479,19 +499,28 @@ def code(search: Search, recipe: Recipe) -> str:
     if WAYS[recipe.way][1]:
         lines += ["model = chunked_loss(model)"]
     if kind.adapters:
-        options = ", ".join(f"{k}={v!r}" for k, v in (LORA | _task_type(classify)).items())
-        lines += [f"model = get_peft_model(model, LoraConfig({options}))"]
+        options = (LORA | _task_type(classify)).items()
+        given = ", ".join(f"{k}={_literal(v)}" for k, v in options)
+        lines += [f"lora = LoraConfig({given})", "model = get_peft_model(model, lora)"]
     label = "0" if classify else f"[1] * {length}"
-    lines += [f"sample = {{'input_ids': [1] * {length}, 'labels': {label}}}"]
+    lines += [f'sample = {{"input_ids": [1] * {length}, "labels": {label}}}']
     lines += [f"train_dataset = [sample] * {2 * search.batch}  # put your own samples here", ""]
-    keywords = {"output_dir": "trained", "num_train_epochs": 1}
+    keywords: dict = {"output_dir": "trained", "num_train_epochs": 1}
     keywords |= settings(
         kind, recipe.way, recipe.micro_batch, recipe.accumulation, search.precision
     )
-    lines += ["args = TrainingArguments(", *(f"    {k}={v!r}," for k, v in keywords.items()), ")"]
+    lines += [
+        "args = TrainingArguments(",
+        *(f"    {k}={_literal(v)}," for k, v in keywords.items()),
+        ")",
+    ]
     optimizer = ", optimizers=(in_backward(model, args), None)" if kind.inside else ""
     lines += [f"trainer = Trainer(model, args, train_dataset=train_dataset{optimizer})"]
     return "\n".join([*lines, "trainer.train()", ""])
+
+
+def _literal(value) -> str:
+    return repr(value) if '"' in str(value) else repr(value).replace("'", '"')
 
 
 # --------------------------------------------------------------------------------------- the answer
@@ -616,7 +645,7 @@ def fit(
     search = Search(workload, card(gpu), batch, margin, hub_id, say, cache)
     found: list[Recipe] = []
     for kind in search.kinds():
-        family = [r for r in found if r.kind.name.split()[0] == kind.name.split()[0]]
+        family = [r for r in found if r.kind.family == kind.family]
         best = min((r.facts.step_seconds or 0 for r in family), default=None)
         for seconds, way, micro, _, more in search.candidates(kind)[:3]:
             if best is not None and seconds * NEAR >= best:
@@ -630,10 +659,4 @@ def fit(
         miss = search.recipe(KINDS[-1], search.ways()[-1], 1, 0)
     for kind in {r.kind for r in found} if longest else [KINDS[-1]] * (not found):
         lengths[kind.name] = search.longest(kind, search.ways()[-1])
-    rank = {"full": 0, "LoRA": 1, "QLoRA": 2}
-    family = {r.name: rank[re.split("[ ,]", r.kind.name)[0]] for r in found}
-    order = [k.name for k in KINDS]
-    found.sort(
-        key=lambda r: (family[r.name], order.index(r.kind.name), -(r.tokens_per_second or 0))
-    )
     return Fit(search, found, miss, lengths)

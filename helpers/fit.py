@@ -467,17 +467,21 @@ def code(search: Search, recipe: Recipe) -> str:
     auto = workloads.MODELS[search.workload.task].__name__
     dtype = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[search.precision]
     dtype = dtype if kind.sixteen else "torch.float32"
-    peft = ["from peft import LoraConfig, get_peft_model"] if kind.adapters else []
-    libraries = ["BitsAndBytesConfig"] if kind.four else []
-    names = ", ".join(sorted([auto, *libraries, "Trainer", "TrainingArguments"]))
-    lines = ["import torch", *peft, f"from transformers import {names}", ""]
+    names = [auto, "Trainer", "TrainingArguments", *["BitsAndBytesConfig"] * kind.four]
+    imports, lines = ["import torch"], []
     if WAYS[recipe.way][1]:
-        lines[1:1] = ["import torch.nn.functional as F"]
-        lines += ["from torch.utils.checkpoint import checkpoint", ""]
+        imports += [
+            "import torch.nn.functional as F",
+            "from torch.utils.checkpoint import checkpoint",
+        ]
         lines += [inspect.getsource(part), "", inspect.getsource(chunked_loss), ""]
     if kind.inside:
-        lines[1:1] = ["import transformers", "from torch import nn"]
-        lines += ["", inspect.getsource(InBackward), "", inspect.getsource(in_backward), ""]
+        imports += ["import transformers", "from torch import nn"]
+        lines += [inspect.getsource(InBackward), "", inspect.getsource(in_backward), ""]
+    imports += ["from peft import LoraConfig, get_peft_model"] if kind.adapters else []
+    imports += [f"from transformers import {', '.join(sorted(names))}"]
+    imports.sort(key=lambda line: (line.startswith("from"), line))
+    lines = [*imports, "", *([""] if lines else []), *lines]
     options = {"dtype": dtype}
     if kind.four:
         lines += [
@@ -514,7 +518,8 @@ def code(search: Search, recipe: Recipe) -> str:
         *(f"    {k}={_literal(v)}," for k, v in keywords.items()),
         ")",
     ]
-    optimizer = ", optimizers=(in_backward(model, args), None)" if kind.inside else ""
+    lines += ["optimizers = in_backward(model, args), None"] if kind.inside else []
+    optimizer = ", optimizers=optimizers" if kind.inside else ""
     lines += [f"trainer = Trainer(model, args, train_dataset=train_dataset{optimizer})"]
     return "\n".join([*lines, "trainer.train()", ""])
 
@@ -608,10 +613,12 @@ def card(name: str) -> GPU:
         return replace(near, memory=memory, context=None, facts=near.facts | {"asked": asked})
     if str(name).lower() in ("cpu", "here") and hardware.device().type != "cuda":
         raise ValueError("name the card to plan for, such as --gpu T4 or --gpu 24GiB")
-    known = hardware.this_gpu() if name == "here" else hardware.gpu(name)
+    here = str(name).lower() == "here"
+    known = hardware.this_gpu() if here else hardware.gpu(name)
     if not supports("fp16", known):
         raise ValueError(f"{known.name} has no hardware for 16 bits: the recipes rest on it")
-    return replace(known, facts=known.facts | {"asked": known.name})
+    facts = known.facts | {"asked": known.name}
+    return replace(known, name="here" if here else known.name, facts=facts)  # as `predict` asks it
 
 
 def fit(

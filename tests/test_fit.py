@@ -131,8 +131,9 @@ def test_the_lines_of_two_twins_meet_the_full_prediction(tmp_path):
 @pytest.fixture
 def pasted(monkeypatch, tmp_path):
     """Runs a script as it stands; a machine without a card is told to use its CPU."""
-    here = functools.partial(transformers.TrainingArguments, use_cpu=True, report_to="none")
-    monkeypatch.setattr(transformers, "TrainingArguments", here)
+    arguments = transformers.TrainingArguments
+    here = functools.partialmethod(arguments.__init__, use_cpu=True, report_to="none")
+    monkeypatch.setattr(arguments, "__init__", here)
     monkeypatch.chdir(tmp_path)
 
     def run(found, kind, way, micro, accumulation):

@@ -103,9 +103,9 @@ def test_lines_are_counted_without_texts():
 
 
 def test_the_helpers_stay_small():
-    assert (
-        sum(lines_of_code(path.read_text()) for path in PACKAGE.glob("*.py")) <= 1160
-    )  # 1,150, and a step's time
+    # 1,190 without the planner. fit.py with its command takes 550 more: a third of it is the text
+    # that it prints or hands out to paste, and the techniques that are pasted.
+    assert sum(lines_of_code(path.read_text()) for path in PACKAGE.glob("*.py")) <= 1740
 
 
 def test_public_functions_are_typed():

@@ -335,8 +335,9 @@ class Search:
         def at(a, b):
             return a + (b - a) * (depth / block - 1)
 
-        size = at(one.peak_reserved, two.peak_reserved)
-        size = max(size, *(at(one.phases[name], two.phases[name]) for name in one.phases))
+        # What the allocator takes beyond the tensors hardly grows with depth, but it jumps.
+        beyond = max(twin.peak_reserved - twin.peak_allocated for twin in (one, two))
+        size = max(at(one.phases[name], two.phases[name]) for name in one.phases) + beyond
         seconds = at(one.step_seconds, two.step_seconds) if one.step_seconds else 0.0
         return self.need(max(size, kind.bytes * self.workload.parameters())), seconds
 

@@ -4,11 +4,11 @@ What the script puts on the card is fake. What it reads, draws and counts on the
 keeps its values, except for parameters and large uninitialised tensors: a model may be larger than
 this machine. Questions about the card are answered as on it. It stops after a few updates.
 
-    Script("train.py", ["--batch", "8"])  # a run for `simulate`, or for `predict` of the course
-    simulate_script("train.py", ["--batch", "8"], (8, 0)).peak_allocated
+    script = Script("train.py", ["--batch", "8"])
+    simulate(script, (8, 0)).peak_allocated, script.printed
 """
 
-import contextlib
+import inspect
 import io
 import logging
 import math
@@ -18,7 +18,7 @@ import traceback
 import types
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
@@ -29,57 +29,46 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from . import cost
 from .sandbox import sandbox
-from .simulation import MISTAKES, NO_VALUES, Simulation, simulate
+from .simulation import MISTAKES, NO_VALUES
 from .trace import HOST, FakeTensor, Trace
 
-CUDA, DEVICE = torch.device("cuda", 0), FakeTensor.device.fget
-COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
+CUDA, CPU, DEVICE = torch.device("cuda", 0), torch.device("cpu"), FakeTensor.device.fget
+UPDATES = 2  # with the second, gradients and states stand as in all that follow
 SMALL = 2**12  # values: uninitialised tensors up to this size are real, they may be drawn into
 SHOWN = 2**24  # values that come back from the card, all 1, where there are no more than these
-SEVERAL = "asks for several processes, and one is predicted: run it with one"
+COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
+ONE_UPDATE = "It took one update only: from the second on, an optimizer's states stand all along."
+PROCESSES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
 OFFLINE = "ConnectionError ConnectError LocalEntryNotFoundError OfflineModeIsEnabled URLError"
 OFFLINE = {*OFFLINE.split(), "gaierror", "HfHubHTTPError", "MaxRetryError"}
-NOTHING = """init set_device manual_seed manual_seed_all seed seed_all set_rng_state
-reset_peak_memory_stats set_rng_state_all ipc_collect set_per_process_memory_fraction
-reset_max_memory_allocated
-reset_max_memory_cached reset_accumulated_memory_stats set_stream _lazy_init set_sync_debug_mode"""
 
 
-class Enough(BaseException):
-    """The script has taken its updates."""
+class Stop(BaseException):
+    """The script has taken its updates, or may not go on."""
 
 
-class Anything:
+class Anything(nullcontext):
     """A stream, an event, a choice of device: whatever is asked of it is done already."""
 
     def __init__(self, *_, **__):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def __getattr__(self, name: str):
-        return lambda *_, **__: self
-
-    def query(self) -> bool:
-        return True
+        super().__init__(self)
 
     def is_capturing(self) -> bool:
         return False
 
-    def elapsed_time(self, _) -> float:
-        return 1.0
+    def __getattr__(self, name: str):
+        return lambda *_, **__: 1.0
 
 
 def _is_card(value) -> bool:
-    if isinstance(value, str):
-        return value == "cuda" or value.startswith("cuda:")
-    return isinstance(value, torch.device) and value.type == "cuda"
+    return isinstance(value, str | torch.device) and str(value).split(":")[0] == "cuda"
+
+
+def _number(value):
+    """A device may be a number, which without a card is none."""
+    return CUDA if type(value) is int else value
 
 
 class Where(TorchDispatchMode):
@@ -89,55 +78,46 @@ class Where(TorchDispatchMode):
         super().__init__()
         self.trace = trace
         self.asked: bool | None = None  # whether what is made now goes to the card, where one said
-        self.busy = False  # with an operation: torch itself may ask for devices, not the script
         self.around: tuple = ()  # arguments of the function that makes it: their place counts too
+        self.busy = False  # with an operation: torch itself may ask for devices, not the script
 
-    def on_card(self, tensor) -> bool:
-        if not isinstance(tensor, FakeTensor) or tensor.fake_device.type == "meta":
-            return False
-        try:
-            number = self.trace.ids.get(tensor.untyped_storage()._cdata)
-        except NotImplementedError:  # a sparse tensor
-            return True
-        return number is None or self.trace.kind[number] != HOST
-
-    def any_on_card(self, *values) -> bool:
-        return any(self.on_card(t) for t in tree_leaves(values) if isinstance(t, FakeTensor))
+    def on_card(self, *values) -> bool:
+        """Whether one of these tensors is on the card."""
+        for tensor in tree_leaves(values):
+            if isinstance(tensor, FakeTensor) and tensor.fake_device.type != "meta":
+                if tensor.layout != torch.strided:
+                    return True
+                number = self.trace.ids.get(tensor.untyped_storage()._cdata)
+                if number is None or self.trace.kind[number] != HOST:
+                    return True
+        return False
 
     @contextmanager
-    def to(self, card: bool) -> Iterator[None]:
-        before, self.asked = self.asked, card
+    def to(self, card: bool | None, around: tuple = ()) -> Iterator[None]:
+        before = self.asked, self.around
+        self.asked, self.around = card, around
         try:
             yield
         finally:
-            self.asked = before
+            self.asked, self.around = before
 
     def like(self, tensor, card: bool):
         """A fake tensor of the same shape, on the card or on the host."""
         with self.to(card), torch.no_grad():
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
-    @staticmethod
-    def is_weight(func, args, kwargs) -> bool:
-        """Whether it makes a large tensor without values, as layers do: nobody reads those."""
-        name, kind = func.overloadpacket.__name__, kwargs.get("dtype") or torch.get_default_dtype()
-        if name not in ("empty", "empty_strided") or str(kwargs.get("device")) == "meta":
-            return False
-        return kind.is_floating_point and math.prod(args[0]) > SMALL
-
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        kwargs, card = kwargs or {}, self.asked
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         fakes = [t for t in tensors if isinstance(t, FakeTensor)]
-        card = self.asked
         if card is None:
-            card = self.any_on_card(fakes) if tensors else self.any_on_card(self.around)
-        if not (fakes or card or self.asked is False or self.is_weight(func, args, kwargs)):
+            card = self.on_card(fakes if tensors else self.around)
+        if not (fakes or card or self.asked is False or _is_weight(func, args, **kwargs)):
             with _disable_current_modes():
                 return func(*args, **kwargs)
-        written = func._schema.is_mutable and args and isinstance(args[0], torch.Tensor)
-        if written and fakes and not isinstance(args[0], FakeTensor):
-            return args[0]  # values of the card are not known
+        if fakes and func._schema.is_mutable and isinstance(args[0], torch.Tensor):
+            if not isinstance(args[0], FakeTensor):
+                return args[0]  # values of the card are not known
         before, self.trace.on_host, self.busy = self.trace.on_host, not card, True
         try:
             return func(*args, **kwargs)
@@ -150,6 +130,19 @@ class Where(TorchDispatchMode):
         return CUDA if asked_by_script and self.on_card(tensor) else DEVICE(tensor)
 
 
+def _is_weight(func, args, dtype=None, device=None, **_) -> bool:
+    """Whether it makes a large tensor without values, as layers do: nobody reads those."""
+    if func.overloadpacket.__name__ not in ("empty", "empty_strided") or str(device) == "meta":
+        return False
+    return (dtype or torch.get_default_dtype()).is_floating_point and math.prod(args[0]) > SMALL
+
+
+def _ones(tensor):
+    """Values stand in for those that nobody computed, as for `.item()`."""
+    with _disable_current_modes():
+        return torch.full(tensor.shape, int(tensor.dtype != torch.bool), dtype=tensor.dtype)
+
+
 class Moves(TorchFunctionMode):
     """Reads "cuda" wherever a script says it, and says so where a tensor is asked."""
 
@@ -158,101 +151,77 @@ class Moves(TorchFunctionMode):
         self.where = where
 
     def upload(self, tensor):
-        if not isinstance(tensor, torch.Tensor) or self.where.on_card(tensor) or tensor.is_meta:
+        trace = self.where.trace
+        if not isinstance(tensor, torch.Tensor) or tensor.is_meta or self.where.on_card(tensor):
             return tensor
         if isinstance(tensor, torch.nn.Parameter):  # an optimizer may have it already: it stays
-            del self.where.trace.ids[tensor.untyped_storage()._cdata]
-            self.where.trace.see(tensor, "parameters")
+            del trace.ids[tensor.untyped_storage()._cdata]
+            trace.see(tensor, "parameters")
             return tensor
         if isinstance(tensor, FakeTensor) and tensor.requires_grad and torch.is_grad_enabled():
             with self.where.to(True):
                 return tensor.clone()
         out = self.where.like(tensor, True).requires_grad_(tensor.requires_grad)
-        self.where.trace.work.copy(out, self.where.trace)
+        trace.work.copy(out, trace)
         return out
 
     def download(self, tensor):
         if not self.where.on_card(tensor):
             return tensor
-        trace, graph = self.where.trace, tensor.requires_grad and torch.is_grad_enabled()
-        trace.work.copy(tensor, trace)
-        if graph or tensor.numel() > SHOWN:
-            with self.where.to(False):
-                return tensor.clone() if graph else torch.empty_like(tensor)
-        return self.ones(tensor)
-
-    @staticmethod
-    def ones(tensor):
-        """Values stand in for those that nobody computed, as for `.item()`."""
-        with _disable_current_modes():
-            one = 0 if tensor.dtype == torch.bool else 1
-            return torch.full(tensor.shape, one, dtype=tensor.dtype)
+        self.where.trace.work.copy(tensor, self.where.trace)
+        graph = tensor.requires_grad and torch.is_grad_enabled()
+        if not graph and tensor.numel() <= SHOWN:
+            return _ones(tensor)
+        with self.where.to(False):
+            return tensor.clone() if graph else torch.empty_like(tensor)
 
     def move(self, func, tensor, args, kwargs):
-        name, args = func.__name__, list(args)
-        if name == "cuda":
-            return self.upload(tensor)
-        if name == "cpu":
-            return self.download(tensor)
-        other = kwargs.get("other", args[0] if args else None)
-        device = kwargs.pop("device", other)
-        if args and device is args[0] and isinstance(device, str | torch.device | int | None):
-            args.pop(0)
-        if isinstance(device, torch.Tensor):  # its place and type
-            args, kwargs, device = [device.dtype], {}, CUDA if self.where.on_card(device) else "cpu"
-        if device is None or isinstance(device, torch.dtype):
-            return func(tensor, *args, **kwargs)
-        if str(device).startswith("meta"):
-            return func(tensor, device, *args, **kwargs)
-        card = _is_card(device) or isinstance(device, int)
-        moved = self.upload if card else self.download
-        plain = {k: v for k, v in kwargs.items() if k != "non_blocking" and v is not None}
-        args = [a for a in args if isinstance(a, torch.dtype)]
-        waits = card and not kwargs.get("non_blocking")  # then the host converts
-        if not (args or plain):
+        """`tensor.to(...)`, `.cuda()` or `.cpu()`."""
+        device, waits, change = torch.device(func.__name__.replace("to", "cpu")), True, {}
+        if func.__name__ == "to":
+            if args and isinstance(args[0], torch.Tensor):
+                args = (CUDA if self.where.on_card(args[0]) else CPU, args[0].dtype, *args[1:])
+            asked = {k: _number(v) for k, v in kwargs.items() if k != "copy"}
+            device, dtype, soon, form = torch._C._nn._parse_to(*map(_number, args), **asked)
+            if device is None or device.type == "meta":
+                return func(tensor, *args, **kwargs)
+            waits, change = not soon, dict(dtype=dtype, memory_format=form)
+            change = {k: v for k, v in change.items() if v is not None}
+        moved = self.upload if _is_card(device) else self.download
+        if not change:
             return moved(tensor)
-        return moved(func(tensor, *args, **plain)) if waits else func(moved(tensor), *args, **plain)
+        if _is_card(device) and waits:  # then the host converts
+            return moved(func(tensor, **change))
+        return func(moved(tensor), **change)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name, kwargs, where = getattr(func, "__name__", ""), dict(kwargs or {}), self.where
-        first = args[0] if args else None
+        first, fake = args[0] if args else None, bool(args) and isinstance(args[0], FakeTensor)
         if name == "_parse_to" or func is torch.device:  # where to go, in words
             return func(*args, **kwargs)
-        if name == "__get__":
+        if name in ("__get__", "__set__"):
             name = func.__self__.__name__
             if name in ("is_cuda", "is_cpu") and where.on_card(first):
                 return name == "is_cuda"
+            if name == "data" and fake and len(args) == 2 and not isinstance(args[1], FakeTensor):
+                args = (first, where.like(args[1], where.on_card(first)))
             return func(*args, **kwargs)
-        if isinstance(first, torch.Tensor):
-            if name in ("to", "cuda", "cpu"):
-                return self.move(func, first, args[1:], kwargs)
-            if name == "__set__" and func.__self__.__name__ == "data":
-                if isinstance(first, FakeTensor) and not isinstance(args[1], FakeTensor):
-                    args = (first, where.like(args[1], where.on_card(first)))
-            if isinstance(first, FakeTensor):
-                if name in ("numpy", "tolist", "__array__"):
-                    where.trace.work.wait(where.trace)
-                    return func(self.ones(first), *args[1:], **kwargs)
-                if name == "__format__":
-                    return format(first.item(), args[1]) if not first.dim() else str(first)
-                if name in ("record_stream", "pin_memory"):
-                    return first
-                if name == "get_device":
-                    return 0 if where.on_card(first) else -1
-        device = kwargs.get("device")
-        card = any(map(_is_card, (*args, *kwargs.values()))) or type(device) is int
+        if isinstance(first, torch.Tensor) and name in ("to", "cuda", "cpu"):
+            return self.move(func, first, args[1:], kwargs)
+        if fake and name in ("numpy", "tolist", "__array__", "__format__"):
+            where.trace.work.wait(where.trace)
+            return func(_ones(first), *args[1:], **kwargs)
+        if "device" in kwargs:
+            kwargs["device"] = _number(kwargs["device"])
+        card = any(map(_is_card, (*args, *kwargs.values())))
         if card:
-            args = tuple("cpu" if _is_card(a) else a for a in args)
-            kwargs = {k: "cpu" if _is_card(v) else v for k, v in kwargs.items()}
-            kwargs |= {"device": "cpu"} if type(device) is int else {}
-        away = not card and device is not None and str(device) == "cpu" and where.any_on_card(args)
-        around, where.around = where.around, () if away else (args, kwargs)
-        try:
-            with where.to(True if card else False if away else where.asked):
-                out = func(*args, **kwargs)
-            return tree_map(self.upload, out) if card else out
-        finally:
-            where.around = around
+            args = tuple(CPU if _is_card(a) else a for a in args)
+            kwargs = {k: CPU if _is_card(v) else v for k, v in kwargs.items()}
+        away = not card and str(kwargs.get("device")) == "cpu" and where.on_card(args)
+        asked = True if card else False if away else where.asked
+        with where.to(asked, () if away else (args, kwargs)):
+            out = func(*args, **kwargs)
+        return tree_map(self.upload, out) if card else out
 
 
 class Script:
@@ -264,54 +233,75 @@ class Script:
 
     def __init__(self, path: str, arguments: Sequence[str] = (), memory: int = 80 * 2**30):
         self.path, self.arguments = Path(path), [str(a) for a in arguments]
-        self.memory, self.updates, self.taken = memory, 2, Counter()
-        self.card, self.note, self.printed, self.output = "a card", "", "", io.StringIO()
-        self.__name__ = self.path.name
+        self.memory, self.card, self.taken = memory, "a card", Counter()
+        self.note, self.output, self.__name__ = "", io.StringIO(), self.path.name
         if not self.path.is_file():
             raise ValueError(f"{path} is not a file")
+
+    printed = property(lambda self: self.output.getvalue()[-4000:])
 
     @contextmanager
     def inside(self, trace: Trace) -> Iterator[None]:
         """What `simulate` puts around the run."""
-        where, printed = Where(trace), self.output
-        known, before = set(sys.modules), logging.root.manager.disable
-        folder = str(self.path.resolve().parent)
-        quiet = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
+        folder, modules = str(self.path.resolve().parent), set(sys.modules)
+        self.where = where = Where(trace)
         with ExitStack() as stack:
-            stack.callback(_forget, known, folder)
-            stack.callback(logging.disable, before)
-            logging.disable(logging.CRITICAL)
-            stack.enter_context(patch.dict(os.environ, quiet))
-            stack.enter_context(patch.object(sys, "argv", [str(self.path), *self.arguments]))
-            stack.enter_context(patch.object(sys, "path", [folder, *sys.path]))
-            stack.enter_context(sandbox())
-            stack.enter_context(contextlib.redirect_stdout(printed))
-            stack.enter_context(contextlib.redirect_stderr(printed))
-            stack.callback(lambda: setattr(self, "printed", printed.getvalue()[-4000:]))
-            stack.enter_context(where)
-            moves = stack.enter_context(Moves(where))
-            _forget((), "")
-            for owner, name, value in self.answers(trace, where, moves):
-                stack.enter_context(patch.object(owner, name, value, create=True))
+            enter = stack.enter_context
+            stack.callback(_forget, folder, modules)
+            stack.callback(logging.disable, logging.root.manager.disable)
+            logging.disable()
+            enter(patch.dict(os.environ, QUIET))
+            enter(patch.object(sys, "argv", [str(self.path), *self.arguments]))
+            enter(patch.object(sys, "path", [folder, *sys.path]))
+            enter(patch.object(logging.root, "handlers", []))
+            enter(sandbox())
+            enter(redirect_stdout(self.output))
+            enter(redirect_stderr(self.output))
+            enter(where)
+            moves = enter(Moves(where))
+            _forget()
+            for owner, name, value in (*self.of_the_card(where), *self.otherwise(where, moves)):
+                enter(patch.object(owner, name, value))
             yield
 
-    def answers(self, trace: Trace, where: Where, moves: Moves) -> list[tuple]:
-        """What is answered as on the card, left out, or not allowed: (owner, name, answer)."""
-        cuda, capability, memory = torch.cuda, trace.card.capability, self.memory
-        parameter, load = torch.nn.Parameter.__new__, torch.load
-
-        def say(value):
-            return lambda *_, **__: value
+    def of_the_card(self, where: Where) -> Iterator[tuple]:
+        """What torch.cuda and torch.accelerator answer; functions not named here do nothing."""
+        cuda, trace, total = torch.cuda, where.trace, self.memory
+        capability = trace.card.capability
 
         def allocated(*_, **__):
-            live = trace.ids.values()
-            return sum(trace.size[i] for i in live if trace.kind[i] != HOST)
+            return sum(trace.size[i] for i in trace.ids.values() if trace.kind[i] != HOST)
+
+        def free(*_):
+            return total - allocated(), total
+
+        facts = dict(name=self.card, major=capability[0], minor=capability[1], is_integrated=False)
+        facts |= dict(total_memory=total, multi_processor_count=trace.card.sms, warp_size=32)
+        told = dict(is_available=True, is_initialized=True, device_count=1, current_device=0)
+        told |= dict(get_device_name=self.card, get_device_capability=capability)
+        told |= dict(get_device_properties=types.SimpleNamespace(**facts), current_device_index=0)
+        told |= dict(memory_stats={}, memory_summary="", range_push=0, synchronize=cuda.synchronize)
+        told |= dict(current_stream=Anything, default_stream=Anything, stream=Anything)
+        told |= dict(current_accelerator=lambda *_, **__: CUDA, mem_get_info=free)
+        told |= dict(get_memory_info=free, get_rng_state=lambda *_: torch.get_rng_state())
+        told |= dict(get_rng_state_all=lambda: [torch.get_rng_state()])
+        told |= dict(is_bf16_supported=lambda emulated=True: emulated or capability >= (8, 0))
+        for owner in (cuda, cuda.memory, cuda.nvtx, torch.accelerator):
+            for name, function in list(vars(owner).items()):
+                own = inspect.isfunction(function) and function.__module__.startswith("torch.")
+                if own and name != "range":
+                    size = name.endswith(("allocated", "reserved", "cached"))
+                    value = allocated if size else told.get(name)
+                    silent = lambda *_, value=value, **__: value  # noqa: E731
+                    yield owner, name, value if callable(value) else silent
+        yield from ((cuda, name, Anything) for name in ("Stream", "Event", "device", "device_of"))
+
+    def otherwise(self, where: Where, moves: Moves) -> Iterator[tuple]:
+        """What is done otherwise than by torch, left out, or not allowed."""
+        parameter, load = torch.nn.Parameter.__new__, torch.load
 
         def refuse(*_, **__):
-            raise ValueError(f"{self.path} {SEVERAL}")
-
-        def spawn(fn, args=(), nprocs=1, *_, **__):
-            return fn(0, *args) if nprocs == 1 else refuse()
+            raise Stop
 
         def compiled(what=None, *_, **__):
             self.note = COMPILED
@@ -319,8 +309,7 @@ class Script:
 
         def new(cls, data=None, requires_grad=True):
             if type(data) in (torch.Tensor, torch.nn.Parameter) and not data.is_meta:
-                if not isinstance(data, FakeTensor):
-                    data = where.like(data, False)
+                data = where.like(data, False)
             return parameter(cls, data, requires_grad)
 
         def loaded(*args, map_location=None, **options):
@@ -334,47 +323,19 @@ class Script:
         def backward(tensor, gradient=None, retain_graph=None, create_graph=False, inputs=None):
             torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
-        facts = dict(name=self.card, major=capability[0], minor=capability[1], is_integrated=False)
-        facts |= dict(total_memory=memory, multi_processor_count=trace.card.sms, warp_size=32)
-        free = lambda *_: (memory - allocated(), memory)  # noqa: E731
-        answers = {name: say(None) for name in NOTHING.split()}
-        answers |= dict(is_available=say(True), device_count=say(1), current_device=say(0))
-        answers |= dict(is_current_stream_capturing=say(False), is_initialized=say(True))
-        answers |= dict(get_device_name=say(self.card), get_device_capability=say(capability))
-        answers |= dict(get_device_properties=say(types.SimpleNamespace(**facts)))
-        answers |= dict(is_bf16_supported=lambda emulated=True: emulated or capability >= (8, 0))
-        answers |= dict(mem_get_info=free, memory_stats=say({}), memory_summary=say(""))
-        answers |= dict(current_stream=Anything, default_stream=Anything, stream=Anything)
-        answers |= dict.fromkeys(("Stream", "Event", "device", "device_of"), Anything)
-        answers |= dict(get_rng_state=lambda *_: torch.get_rng_state(), memory_snapshot=say([]))
-        answers |= dict(get_rng_state_all=lambda: [torch.get_rng_state()], utilization=say(0))
-        sizes = ("memory_allocated", "memory_reserved", "memory_cached")
-        answers |= {most + n: allocated for n in sizes for most in ("", "max_")}
-        found = [(cuda, name, value) for name, value in answers.items()]
-        found += [(cuda.nvtx, name, say(0)) for name in ("range_push", "range_pop", "mark")]
-        found += [(cuda.memory, n, say(None)) for n in ("_record_memory_history", "_dump_snapshot")]
-        general = dict(is_available=say(True), current_accelerator=say(CUDA), device_count=say(1))
-        general |= dict(synchronize=cuda.synchronize, current_device_index=say(0))
-        general |= dict(current_stream=Anything, Stream=Anything, Event=Anything)
-        general |= {most + n: allocated for n in sizes[:2] for most in ("", "max_")}
-        found += [(torch.accelerator, name, value) for name, value in general.items()]
-        several = torch.nn.DataParallel, torch.distributed, torch.multiprocessing
-        return [
-            *found,
-            (torch, "compile", compiled),
-            (torch.nn.Module, "compile", lambda module, *_, **__: compiled(module) and None),
-            (torch.jit, "script", compiled),
-            (torch, "load", loaded),
-            (torch, "save", save),
-            (torch.Tensor, "backward", backward),
-            (FakeTensor, "device", property(where.device)),
-            (torch.nn.Parameter, "__new__", new),
-            (transformers.PreTrainedModel, "save_pretrained", say(None)),
-            (several[0], "forward", lambda m, *a, **k: m.module(*tree_map(moves.upload, a), **k)),
-            (several[1], "init_process_group", refuse),
-            (several[2], "spawn", spawn),
-            (several[2], "start_processes", refuse),
-        ]
+        yield torch, "compile", compiled
+        yield torch.nn.Module, "compile", lambda module, *_, **__: compiled(module) and None
+        yield torch.jit, "script", compiled
+        yield torch, "load", loaded
+        yield torch, "save", save
+        yield torch.Tensor, "backward", backward  # whose functions in Python ask for devices, too
+        yield FakeTensor, "device", property(where.device)
+        yield torch.nn.Parameter, "__new__", new
+        yield torch.nn.DataParallel, "forward", lambda own, *a, **k: own.module(*a, **k)
+        for kind in (transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase):
+            yield kind, "save_pretrained", lambda *_, **__: None  # which are not written in Python
+        yield torch.distributed, "init_process_group", refuse
+        yield torch.multiprocessing, "start_processes", refuse
 
     def __call__(self):
         """Run it until each of its optimizers has taken two steps; its variables are returned."""
@@ -382,8 +343,8 @@ class Script:
 
         def count(optimizer, *_):
             self.taken[id(optimizer)] += 1
-            if min(self.taken.values()) >= self.updates:
-                raise Enough
+            if min(self.taken.values()) >= UPDATES:
+                raise Stop
 
         main = types.ModuleType("__main__")
         main.__dict__.update(__file__=str(self.path), __builtins__=__builtins__)
@@ -391,66 +352,51 @@ class Script:
         try:
             with patch.dict(sys.modules, {"__main__": main}):
                 exec(compile(self.path.read_bytes(), str(self.path), "exec"), main.__dict__)
-        except Enough:
-            pass
-        except (Exception, SystemExit) as error:
-            if any(text in str(error) for text in (NO_VALUES, SEVERAL, *MISTAKES)):
-                raise
-            if "DependentOutput" in type(error).__name__ or "DynamicOutput" in type(error).__name__:
-                raise
-            if not (isinstance(error, SystemExit) and self.taken):
-                raise ValueError(self.why(error)) from error
+        except (Exception, SystemExit, Stop) as error:
+            if not self.taken or not isinstance(error, SystemExit | Stop):
+                raise ValueError(f"{self.path} {self.why(error)}") from error
         finally:
             hook.remove()
         if not self.taken:
             raise ValueError(f"{self.path} never updates a model: no optimizer took a step")
+        if set(self.where.trace.kind) <= {HOST}:
+            raise ValueError(f"{self.path} puts nothing on the card: it trains on the CPU")
+        if min(self.taken.values()) < UPDATES:
+            self.note = f"{self.note} {ONE_UPDATE}".strip()
         return main
 
     def why(self, error: BaseException) -> str:
-        """One sentence about a script that ended early."""
-        chain, cause = [], error
-        while cause is not None:
+        """A few words about a script that ended early."""
+        chain, said = [error], " ".join(str(error).split())[:300]
+        while cause := chain[-1].__cause__ or chain[-1].__context__:
             chain.append(cause)
-            cause = cause.__cause__ or cause.__context__
-        said = " ".join(str(error).split())[:300]
-        if isinstance(error, SystemExit):
-            last = self.output.getvalue().strip().splitlines()[-1:] or [f"status {error.code}"]
-            said = said if isinstance(error.code, str) else last[0][:300]
-            return f"{self.path} ended before it took an update: {said}"
         names = {kind.__name__ for one in chain for kind in type(one).__mro__}
-        words = " ".join(map(str, chain)).lower()
-        if names & OFFLINE or "huggingface.co" in words or "hugging face hub" in words:
-            return f"{self.path} needs a hub or another address, and none can be reached: {said}"
-        if isinstance(error, KeyError) and error.args[0] in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-            return f"{self.path} {SEVERAL}"
+        words = " ".join(map(str, chain))
+        if isinstance(error, Stop) or "KeyError" in names and said.strip("'") in PROCESSES:
+            return "asks for several processes, and one is predicted: run it with one"
+        if isinstance(error, SystemExit):
+            last = [f"status {error.code}", *self.printed.strip().splitlines()][-1][:300]
+            return f"ended before it took an update: {said if error.code == said else last}"
+        if names & OFFLINE or "huggingface.co" in words or "Hugging Face Hub" in words:
+            return f"needs a hub or another address, and none can be reached: {said}"
         if isinstance(error, ModuleNotFoundError):
-            return f"{self.path} needs the module {error.name}, which is not installed"
+            return f"needs the module {error.name}, which is not installed"
+        if names & {"DataDependentOutputException", "DynamicOutputShapeException"}:
+            return f"cannot be predicted: {NO_VALUES}"
+        for text, mistake in MISTAKES.items():
+            if text in words:
+                return f"uses {mistake}"
         own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(self.path)]
         line = f" in line {own[-1].lineno}" if own else ""
-        return f"{self.path} fails by itself{line}: {type(error).__name__}: {said}"
+        return f"fails by itself{line}: {type(error).__name__}: {said}"
 
 
-def _forget(modules, folder: str) -> None:
+def _forget(folder: str = "", modules: set[str] = frozenset()) -> None:
     """What libraries remember of the machine, and the modules that lie beside a script."""
     libraries = (transformers.utils.import_utils, transformers.utils.generic)
     for function in (f for library in libraries for f in vars(library).values()):
         if hasattr(function, "cache_clear"):
             function.cache_clear()
-    for name in set(sys.modules) - set(modules) if folder else ():
+    for name in set(sys.modules) - modules if folder else ():
         if str(getattr(sys.modules[name], "__file__", "")).startswith(folder + os.sep):
             del sys.modules[name]
-
-
-def simulate_script(
-    path: str,
-    arguments: Sequence[str] = (),
-    card: cost.Card | tuple[int, int] = (8, 0),
-    memory: int = 80 * 2**30,
-    **speed,
-) -> Simulation:
-    """Memory and time of a training script on a card; ValueError says why it cannot be told."""
-    script = Script(path, arguments, memory)
-    if isinstance(card, cost.Card):
-        script.card = card.name
-        return simulate(script, card=card, **speed)
-    return simulate(script, card, **speed)

@@ -217,6 +217,7 @@ class Trace(TorchDispatchMode):
         def before(optimizer, *_):
             if in_backward() == -1:  # else an optimizer that works inside of backward
                 self.phase("optimizer step")
+            states(optimizer)  # made when it was, or loaded: new ones may take their place
             unscaled = 0
             for parameter in (p for g in optimizer.param_groups for p in g["params"]):
                 self.see(parameter, "parameters")
@@ -226,7 +227,7 @@ class Trace(TorchDispatchMode):
             if self.fp16 and in_backward() == -1:
                 self.work.unscale(unscaled, self)
 
-        def after(optimizer, *_):
+        def states(optimizer):
             paged = getattr(optimizer, "is_paged", False)
             # bitsandbytes pages states of 100,000 values and more (optim/optimizer.py).
             least = 100_000 if hasattr(optimizer, "get_state_buffer") else 0
@@ -236,6 +237,9 @@ class Trace(TorchDispatchMode):
             for tensor in leaves:
                 away = paged and isinstance(tensor, torch.Tensor) and tensor.numel() >= least
                 self.see(tensor, HOST if away and self.cuda else "optimizer states")
+
+        def after(optimizer, *_):
+            states(optimizer)
             if in_backward() == -1:
                 self.phase("between steps")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fake_cuda import simulate
-from fake_cuda.script import COMPILED, Script, simulate_script
+from fake_cuda.script import COMPILED, Script
 from helpers.__main__ import main
 
 MODEL = """
@@ -76,7 +76,7 @@ def test_a_loop_needs_what_simulate_says(write):
             loss.item()
         return model, optimizer
 
-    found, known = simulate_script(write(LOOP), [], (8, 0)), simulate(run, (8, 0))
+    found, known = simulate(Script(write(LOOP)), (8, 0)), simulate(run, (8, 0))
     assert found.peak_allocated == pytest.approx(known.peak_allocated, rel=2e-3)
     assert found.peak_reserved == known.peak_reserved
     for category in ("parameters", "optimizer states"):
@@ -88,7 +88,7 @@ def test_its_arguments_reach_it_and_it_stops(write):
     script = Script(path, ["--batch", "64"])
     large = simulate(script, (8, 0)).peak_allocated
     assert list(script.taken.values()) == [2] and script.printed.startswith("1.000 1.00 ")
-    assert large > simulate_script(path).peak_allocated and script.note == ""
+    assert large > simulate(Script(path), (8, 0)).peak_allocated and script.note == ""
 
 
 def test_mixed_precision_with_a_scaler(write):
@@ -106,7 +106,7 @@ def test_mixed_precision_with_a_scaler(write):
             scaler.update()
             optimizer.zero_grad()
     """)
-    found = simulate_script(write(loop))
+    found = simulate(Script(write(loop)), (8, 0))
     assert found.by_category["parameters"] > 0 and found.peak_by_category["optimizer states"] > 0
 
 
@@ -140,7 +140,7 @@ def test_nothing_of_the_users_is_changed(write, tmp_path):
     """)
     path = write(body + UPDATE)
     before, environment = sorted(tmp_path.rglob("*")), dict(os.environ)
-    simulate_script(path)
+    simulate(Script(path), (8, 0))
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "log.txt").read_text() == "old\n"
     assert dict(os.environ) == environment and os.getcwd() == str(tmp_path)
     assert not torch.cuda.is_available() and torch.randn(3).device.type == "cpu"

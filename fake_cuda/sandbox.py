@@ -25,7 +25,8 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 def sandbox() -> Iterator[None]:
     """In this block reading finds what was written in it, else the user's files, which stay."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root, ExitStack() as stack:
-        root, home, really_open = os.path.realpath(root), os.getcwd(), io.open
+        root, really_open = os.path.realpath(root), io.open
+        stack.callback(os.chdir, os.getcwd())
         ours = (root + os.sep, os.devnull, "/proc/", "/dev/")
 
         def place(path) -> str:
@@ -105,5 +106,4 @@ def sandbox() -> Iterator[None]:
             replaced += [(pyarrow, "memory_map", lambda path, *a: maps(found(path), *a))]
         for owner, name, value in replaced:
             stack.enter_context(patch.object(owner, name, value))
-        stack.callback(os.chdir, home)
         yield

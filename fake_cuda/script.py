@@ -336,6 +336,7 @@ class Script:
             yield kind, "save_pretrained", lambda *_, **__: None  # which are not written in Python
         yield torch.distributed, "init_process_group", refuse
         yield torch.multiprocessing, "start_processes", refuse
+        yield torch.multiprocessing, "spawn", refuse
 
     def __call__(self):
         """Run it until each of its optimizers has taken two steps; its variables are returned."""

@@ -3,11 +3,13 @@
 import argparse
 import ast
 import json
+import os
 import sys
+from pathlib import Path
 
 from fake_cuda.script import Script
 
-from . import fit, hardware, report, workloads
+from . import fit, hardware, report, show, workloads
 from .hardware import versions
 from .prediction import Prediction, predict
 
@@ -43,19 +45,36 @@ def facts(found: Prediction, **asked: str) -> str:
     return json.dumps(told | {"versions": versions()}, indent=2)
 
 
+def picture(name: str) -> Path:
+    """A file that can be written, as far as that is known before the work is done."""
+    path = Path(name)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise argparse.ArgumentTypeError(f"{name!r} is no picture: name a .png, .svg or .pdf file")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{name!r} cannot be written")
+    return path
+
+
 def predict_command(options: argparse.Namespace) -> str:
+    found, text = predicted(options)
+    if options.timeline:
+        show.drawn(found, found.workload).savefig(options.timeline, dpi=160)
+    return text
+
+
+def predicted(options: argparse.Namespace) -> tuple[Prediction, str]:
     if options.script:
         found = predict(Script(options.script, options.settings), gpu=options.gpu)
-        return facts(found, script=options.script) if options.json else str(found)
+        return found, facts(found, script=options.script) if options.json else str(found)
     settings = dict(map(setting, options.settings))
     task = options.task or workloads.usual_task(options.size)
     workload = getattr(workloads, task)(options.size, length=options.length)
     found = predict(workload, gpu=options.gpu, **settings)
     if options.json:
-        return facts(found, task=task)
+        return found, facts(found, task=task)
     batch = settings.get("per_device_train_batch_size", 8)
     asked = f"{workload.task.replace('_', ' ')}, batch of {batch} x {workload.length:,} tokens"
-    return f"{asked}\n{found}"
+    return found, f"{asked}\n{found}"
 
 
 def fit_command(options: argparse.Namespace) -> tuple[str, int]:
@@ -106,6 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--length", type=int, help="tokens in a sample")
     command.add_argument("--gpu", default="here", help="a card of data/gpus.csv, cpu, or here")
     command.add_argument("--script", help="a training script that nobody changed")
+    command.add_argument("--timeline", type=picture, help="draw the last step: a .png file")
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=predict_command)
     command = commands.add_parser("fit", help="find recipes that fit a card")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fake_cuda import simulate
-from fake_cuda.script import COMPILED, Script
+from fake_cuda.script import COMPILED, ONE_UPDATE, Script
 from helpers.__main__ import main
 
 MODEL = """
@@ -45,7 +45,7 @@ UPDATE = """
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(9):
     optimizer.zero_grad()
-    model(torch.randn(16, 32, device="cuda")).sum().backward()
+    model(torch.randn(16, 32, device='cuda')).sum().backward()
     optimizer.step()
 """
 
@@ -150,12 +150,16 @@ def test_nothing_of_the_users_is_changed(write, tmp_path):
     "text, said",
     [
         ("print('hello')", "never updates a model"),
+        (MODEL + "model = build()" + UPDATE.replace(", device='cuda'", ""), "nothing on the card"),
+        (MODEL + "build().cuda()(torch.randn(2, 32).cuda()).sum().backward()", "no optimizer took"),
         ("import torch\ntorch.distributed.init_process_group('nccl')", "several processes"),
         ("import os\nos.environ['LOCAL_RANK']", "several processes"),
+        ("import torch\ntorch.multiprocessing.spawn(print, nprocs=2)", "several processes"),
         ("x = 1\nx.y", "fails by itself in line 2: AttributeError"),
         ("import nowhere_to_be_found", "needs the module nowhere_to_be_found"),
         ("raise ConnectionError('no route')", "needs a hub or another address"),
         ("raise SystemExit('not today')", "ended before it took an update: not today"),
+        ("import argparse\nargparse.ArgumentParser().parse_args(['-x'])", "unrecognized arguments"),
         ("def", "SyntaxError"),
         (MODEL + "x = build().cuda()(torch.ones(2, 32).cuda())\nx[x > 0]", "tensors' values"),
     ],
@@ -179,3 +183,37 @@ def test_the_command(write, capsys):
     ):
         assert main(["predict", *arguments]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_states_that_an_optimizer_makes_at_once_are_states(write):
+    optimizer = """
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["m"] = torch.zeros_like(p)
+
+        def step(self):
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["m"] = 0.9 * self.state[p]["m"] + p.grad
+                p.data = p.data - self.state[p]["m"]
+    model = build().cuda()
+    """
+    loop = MODEL + textwrap.dedent(optimizer) + UPDATE.replace("torch.optim.AdamW", "Own")
+    found = simulate(Script(write(loop)), (8, 0))
+    assert found.by_category["optimizer states"] > found.by_category["parameters"] > 0
+
+
+def test_one_update_is_marked(write):
+    script = Script(write(MODEL + "model = build().cuda()" + UPDATE.replace("9", "1")))
+    simulate(script, (8, 0))
+    assert script.note == ONE_UPDATE
+
+
+def test_a_timeline_is_drawn(write, tmp_path, capsys):
+    arguments = ["predict", "--gpu", "T4", "--script", write(LOOP)]
+    for name, said in (("no/step.png", "cannot be written"), ("step.doc", "is no picture")):
+        assert main([*arguments, "--timeline", name]) == 2
+        assert said in capsys.readouterr().err
+    assert main([*arguments, "--timeline", "step.png"]) == 0
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")

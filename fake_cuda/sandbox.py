@@ -12,7 +12,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 READS = "stat lstat statvfs access chdir".split()
@@ -79,6 +81,11 @@ def sandbox() -> Iterator[None]:
                 return real["scandir"](path)
             return real["scandir"](found(path))
 
+        def written(
+            name, path=None, _=None
+        ):  # modules: Evaluate and Transformers write some and import them
+            return PathFinder.find_spec(name, [place(folder) for folder in path or sys.path])
+
         def read(name, path=".", *args, **options):
             return real[name](found(path), *args, **options)
 
@@ -98,7 +105,11 @@ def sandbox() -> Iterator[None]:
         replaced = [(os, name, value) for name, value in put.items()]
         replaced += [(builtins, "open", opened), (io, "open", opened)]
         replaced += [(shutil, "rmtree", lambda *_, **__: None), (tempfile, "tempdir", temporary)]
-        replaced += [(sys, "dont_write_bytecode", True)]
+        finder = SimpleNamespace(find_spec=written)
+        replaced += [
+            (sys, "dont_write_bytecode", True),
+            (sys, "meta_path", [*sys.meta_path, finder]),
+        ]
         with suppress(ImportError):
             import pyarrow  # with which Datasets opens its files
 

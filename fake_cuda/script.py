@@ -393,11 +393,12 @@ class Script:
 
 
 def _forget(folder: str = "", modules: set[str] = frozenset()) -> None:
-    """What libraries remember of the machine, and the modules that lie beside a script."""
+    """What libraries remember of the machine; modules beside a script, or that it wrote."""
     libraries = (transformers.utils.import_utils, transformers.utils.generic)
     for function in (f for library in libraries for f in vars(library).values()):
         if hasattr(function, "cache_clear"):
             function.cache_clear()
     for name in set(sys.modules) - modules if folder else ():
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(folder + os.sep):
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and (file.startswith(folder + os.sep) or not os.path.exists(file)):
             del sys.modules[name]

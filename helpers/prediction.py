@@ -74,8 +74,9 @@ class Prediction(Simulation):
             lines.append(f"{'peak reserved':19}{gib(self.peak_reserved):>12}")
             lines.append(f"{'used':19}{gib(self.used):>12}  ({share})")
             lines.append(f"With the context it {verdict} the card's {gib(self.capacity)}.")
-        if rate := self.samples_per_second:
-            lines.append(f"{rate} samples/s; {self.time}")
+        if self.step_seconds:
+            rate = self.samples_per_second
+            lines.append(f"{rate} samples/s; {self.time}" if rate else str(self.time))
         return "\n".join(lines + ([self.note] if self.note else []))
 
     __repr__ = __str__  # the last line of a cell shows this, or in a notebook the table

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import textwrap
 
 import pytest
@@ -124,7 +125,7 @@ def test_nothing_of_the_users_is_changed(write, tmp_path):
     (tmp_path / "log.txt").write_text("old\n")
     (tmp_path / "kept").mkdir()
     body = MODEL + textwrap.dedent("""
-        import os, pathlib, shutil
+        import os, pathlib, shutil, sys
         model = build().cuda()
         os.makedirs("out/deep", exist_ok=True)
         with open("log.txt", "a") as file:
@@ -135,6 +136,9 @@ def test_nothing_of_the_users_is_changed(write, tmp_path):
         assert os.listdir("out") == ["b.txt", "deep"] and "kept" in os.listdir(".")
         torch.save(model.state_dict(), "out/checkpoint.pt")
         assert os.path.exists("out/checkpoint.pt")
+        pathlib.Path("kept/made_here.py").write_text("x = 5")
+        sys.path.append("kept")
+        assert __import__("made_here").x == 5
         os.remove("log.txt")
         shutil.rmtree("kept")
     """)
@@ -143,6 +147,7 @@ def test_nothing_of_the_users_is_changed(write, tmp_path):
     simulate(Script(path), (8, 0))
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "log.txt").read_text() == "old\n"
     assert dict(os.environ) == environment and os.getcwd() == str(tmp_path)
+    assert "made_here" not in sys.modules
     assert not torch.cuda.is_available() and torch.randn(3).device.type == "cpu"
 
 

@@ -28,6 +28,7 @@ def sandbox() -> Iterator[None]:
     """In this block reading finds what was written in it, else the user's files, which stay."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root, ExitStack() as stack:
         root, really_open = os.path.realpath(root), io.open
+        os.mkdir(os.path.join(root, "files"))
         stack.callback(os.chdir, os.getcwd())
         ours = (root + os.sep, os.devnull, "/proc/", "/dev/")
 
@@ -47,7 +48,8 @@ def sandbox() -> Iterator[None]:
         def fresh(path, keep: bool) -> str:
             """The path to write, with the user's content if that is to be changed."""
             mine = place(path)
-            os.makedirs(os.path.dirname(mine), exist_ok=True)
+            if os.path.isdir(os.path.dirname(os.path.abspath(path))):
+                os.makedirs(os.path.dirname(mine), exist_ok=True)
             if keep and found(path) != mine and os.path.isfile(path):
                 with really_open(path, "rb") as old, really_open(mine, "wb") as new:
                     shutil.copyfileobj(old, new)
@@ -66,9 +68,7 @@ def sandbox() -> Iterator[None]:
         def mkdir(path, *args, dir_fd=None):
             if os.path.lexists(path):
                 raise FileExistsError(17, "File exists", os.fspath(path))
-            if place(path) == path:
-                return real["mkdir"](path, *args)
-            os.makedirs(place(path))
+            real["mkdir"](fresh(path, False), *args)
 
         def listdir(path="."):
             names = set(real["listdir"](found(path)))
@@ -81,9 +81,8 @@ def sandbox() -> Iterator[None]:
                 return real["scandir"](path)
             return real["scandir"](found(path))
 
-        def written(
-            name, path=None, _=None
-        ):  # modules: Evaluate and Transformers write some and import them
+        def written(name, path=None, _=None):
+            """A module of those that Evaluate and Transformers write and import."""
             return PathFinder.find_spec(name, [place(folder) for folder in path or sys.path])
 
         def read(name, path=".", *args, **options):
@@ -101,15 +100,12 @@ def sandbox() -> Iterator[None]:
         for way, names in ((read, READS), (change, CHANGES), (move, MOVES)):
             put |= {name: partial(way, name) for name in names if hasattr(os, name)}
         real = {name: getattr(os, name) for name in put}
-        temporary = tempfile.mkdtemp(dir=root)
+        finders = [*sys.meta_path, SimpleNamespace(find_spec=written)]
         replaced = [(os, name, value) for name, value in put.items()]
         replaced += [(builtins, "open", opened), (io, "open", opened)]
-        replaced += [(shutil, "rmtree", lambda *_, **__: None), (tempfile, "tempdir", temporary)]
-        finder = SimpleNamespace(find_spec=written)
-        replaced += [
-            (sys, "dont_write_bytecode", True),
-            (sys, "meta_path", [*sys.meta_path, finder]),
-        ]
+        replaced += [(shutil, "rmtree", lambda *_, **__: None)]
+        replaced += [(tempfile, "tempdir", tempfile.mkdtemp(dir=root))]
+        replaced += [(sys, "dont_write_bytecode", True), (sys, "meta_path", finders)]
         with suppress(ImportError):
             import pyarrow  # with which Datasets opens its files
 

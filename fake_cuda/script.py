@@ -1,8 +1,8 @@
 """A training script that nobody changed, on a card that nobody has.
 
 What the script puts on the card is fake. What it reads, draws and counts on the CPU is real and
-keeps its values, except for parameters and large uninitialised tensors: a model may be larger than
-this machine. Questions about the card are answered as on it. It stops after a few updates.
+keeps its values, except for parameters: a model may be larger than this machine. Questions about
+the card are answered as on it. It stops after a few updates.
 
     script = Script("train.py", ["--batch", "8"])
     simulate(script, (8, 0)).peak_allocated, script.printed
@@ -11,7 +11,6 @@ this machine. Questions about the card are answered as on it. It stops after a f
 import inspect
 import io
 import logging
-import math
 import os
 import sys
 import traceback
@@ -35,7 +34,6 @@ from .trace import HOST, FakeTensor, Trace
 
 CUDA, CPU, DEVICE = torch.device("cuda", 0), torch.device("cpu"), FakeTensor.device.fget
 UPDATES = 2  # with the second, gradients and states stand as in all that follow
-SMALL = 2**12  # values: uninitialised tensors up to this size are real, they may be drawn into
 SHOWN = 2**24  # values that come back from the card, all 1, where there are no more than these
 COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
 ONE_UPDATE = "It took one update only: from the second on, an optimizer's states stand all along."
@@ -112,12 +110,12 @@ class Where(TorchDispatchMode):
         fakes = [t for t in tensors if isinstance(t, FakeTensor)]
         if card is None:
             card = self.on_card(fakes if tensors else self.around)
-        if not (fakes or card or self.asked is False or _is_weight(func, args, **kwargs)):
+        if not (fakes or card or self.asked is False):
             with _disable_current_modes():
                 return func(*args, **kwargs)
-        if fakes and func._schema.is_mutable and isinstance(args[0], torch.Tensor):
-            if not isinstance(args[0], FakeTensor):
-                return args[0]  # values of the card are not known
+        written = args[0] if args and func._schema.is_mutable else None
+        if fakes and isinstance(written, torch.Tensor) and not isinstance(written, FakeTensor):
+            return written  # values of the card are not known
         before, self.trace.on_host, self.busy = self.trace.on_host, not card, True
         try:
             return func(*args, **kwargs)
@@ -128,13 +126,6 @@ class Where(TorchDispatchMode):
         """What a fake tensor says to a script, and what to torch."""
         asked_by_script = torch._C._len_torch_function_stack() and not self.busy
         return CUDA if asked_by_script and self.on_card(tensor) else DEVICE(tensor)
-
-
-def _is_weight(func, args, dtype=None, device=None, **_) -> bool:
-    """Whether it makes a large tensor without values, as layers do: nobody reads those."""
-    if func.overloadpacket.__name__ not in ("empty", "empty_strided") or str(device) == "meta":
-        return False
-    return (dtype or torch.get_default_dtype()).is_floating_point and math.prod(args[0]) > SMALL
 
 
 def _ones(tensor):
@@ -277,15 +268,13 @@ class Script:
 
         facts = dict(name=self.card, major=capability[0], minor=capability[1], is_integrated=False)
         facts |= dict(total_memory=total, multi_processor_count=trace.card.sms, warp_size=32)
-        told = dict(is_available=True, is_initialized=True, device_count=1, current_device=0)
+        told = dict(is_available=True, device_count=1, current_device=0, current_device_index=0)
         told |= dict(get_device_name=self.card, get_device_capability=capability)
-        told |= dict(get_device_properties=types.SimpleNamespace(**facts), current_device_index=0)
-        told |= dict(memory_stats={}, memory_summary="", range_push=0, synchronize=cuda.synchronize)
+        told |= dict(get_device_properties=types.SimpleNamespace(**facts), mem_get_info=free)
+        told |= dict(current_accelerator=lambda *_, **__: CUDA, get_memory_info=free)
         told |= dict(current_stream=Anything, default_stream=Anything, stream=Anything)
-        told |= dict(current_accelerator=lambda *_, **__: CUDA, mem_get_info=free)
-        told |= dict(get_memory_info=free, get_rng_state=lambda *_: torch.get_rng_state())
-        told |= dict(get_rng_state_all=lambda: [torch.get_rng_state()])
         told |= dict(is_bf16_supported=lambda emulated=True: emulated or capability >= (8, 0))
+        told |= dict(memory_stats=Counter(), synchronize=cuda.synchronize)
         for owner in (cuda, cuda.memory, cuda.nvtx, torch.accelerator):
             for name, function in list(vars(owner).items()):
                 own = inspect.isfunction(function) and function.__module__.startswith("torch.")

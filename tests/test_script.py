@@ -112,13 +112,12 @@ def test_mixed_precision_with_a_scaler(write):
 
 
 def test_a_model_larger_than_this_machine_and_compiled_code_is_marked(write):
-    large = "import torch\nmodel = torch.compile(torch.nn.Linear(10**5, 10**5).to('cuda'))\n"
-    large += "optimizer = torch.optim.SGD(model.parameters())\nfor _ in range(3):\n"
-    large += (
-        "    model(torch.randn(1, 10**5, device='cuda')).sum().backward()\n    optimizer.step()\n"
-    )
-    script = Script(write(large))
-    assert simulate(script, (8, 0)).peak_allocated > 70 * 2**30 and script.note == COMPILED
+    large = MODEL + textwrap.dedent("""
+        linears = [torch.nn.Linear(20_000, 20_000) for _ in range(40)]
+        model = torch.compile(torch.nn.Sequential(torch.nn.Linear(32, 20_000), *linears).to("cuda"))
+    """)
+    script = Script(write(large + UPDATE.replace("AdamW", "SGD")))
+    assert simulate(script, (8, 0)).peak_allocated > 100 * 2**30 and script.note == COMPILED
 
 
 def test_nothing_of_the_users_is_changed(write, tmp_path):

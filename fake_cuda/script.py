@@ -1,8 +1,8 @@
 """A training script that nobody changed, on a card that nobody has.
 
 What the script puts on the card is fake. What it reads, draws and counts on the CPU is real and
-keeps its values, except for parameters: a model may be larger than this machine. Questions about
-the card are answered as on it. It stops after a few updates.
+keeps its values, except for parameters and large uninitialised tensors: a model may be larger than
+this machine. Questions about the card are answered as on it. It stops after a few updates.
 
     script = Script("train.py", ["--batch", "8"])
     simulate(script, (8, 0)).peak_allocated, script.printed
@@ -10,7 +10,9 @@ the card are answered as on it. It stops after a few updates.
 
 import inspect
 import io
+import itertools
 import logging
+import math
 import os
 import sys
 import traceback
@@ -34,17 +36,19 @@ from .trace import HOST, FakeTensor, Trace
 
 CUDA, CPU, DEVICE = torch.device("cuda", 0), torch.device("cpu"), FakeTensor.device.fget
 UPDATES = 2  # with the second, gradients and states stand as in all that follow
+SMALL = 2**12  # values: uninitialised tensors up to this size are real, they may be drawn into
 SHOWN = 2**24  # values that come back from the card, all 1, where there are no more than these
 COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
 ONE_UPDATE = "It took one update only: from the second on, an optimizer's states stand all along."
-PROCESSES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+SEVERAL = "asks for several processes, and one is predicted: run it with one"
+NEVER, PASSES = "never updates a model: no optimizer took a step", 1000
 QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
 OFFLINE = "ConnectionError ConnectError LocalEntryNotFoundError OfflineModeIsEnabled URLError"
 OFFLINE = {*OFFLINE.split(), "gaierror", "HfHubHTTPError", "MaxRetryError"}
 
 
 class Stop(BaseException):
-    """The script has taken its updates, or may not go on."""
+    """The script has taken its updates; or, with a text, may not go on."""
 
 
 class Anything(nullcontext):
@@ -110,7 +114,7 @@ class Where(TorchDispatchMode):
         fakes = [t for t in tensors if isinstance(t, FakeTensor)]
         if card is None:
             card = self.on_card(fakes if tensors else self.around)
-        if not (fakes or card or self.asked is False):
+        if not (fakes or card or self.asked is False or _is_weight(func, args, **kwargs)):
             with _disable_current_modes():
                 return func(*args, **kwargs)
         written = args[0] if args and func._schema.is_mutable else None
@@ -126,6 +130,13 @@ class Where(TorchDispatchMode):
         """What a fake tensor says to a script, and what to torch."""
         asked_by_script = torch._C._len_torch_function_stack() and not self.busy
         return CUDA if asked_by_script and self.on_card(tensor) else DEVICE(tensor)
+
+
+def _is_weight(func, args, dtype=None, device=None, **_) -> bool:
+    """Whether it makes a large tensor without values, as layers do, of which some then draw them."""
+    if func.overloadpacket.__name__ not in ("empty", "empty_strided") or str(device) == "meta":
+        return False
+    return (dtype or torch.get_default_dtype()).is_floating_point and math.prod(args[0]) > SMALL
 
 
 def _ones(tensor):
@@ -189,7 +200,7 @@ class Moves(TorchFunctionMode):
         name, kwargs, where = getattr(func, "__name__", ""), dict(kwargs or {}), self.where
         first, fake = args[0] if args else None, bool(args) and isinstance(args[0], FakeTensor)
         if name == "_parse_to" or func is torch.device:  # where to go, in words
-            return func(*args, **kwargs)
+            return func(*map(_number, args[:1]), *args[1:], **kwargs)
         if name in ("__get__", "__set__"):
             name = func.__self__.__name__
             if name in ("is_cuda", "is_cpu") and where.on_card(first):
@@ -287,10 +298,10 @@ class Script:
 
     def otherwise(self, where: Where, moves: Moves) -> Iterator[tuple]:
         """What is done otherwise than by torch, left out, or not allowed."""
-        parameter, load = torch.nn.Parameter.__new__, torch.load
+        parameter, load, passes = torch.nn.Parameter.__new__, torch.load, itertools.count()
 
         def refuse(*_, **__):
-            raise Stop
+            raise Stop(SEVERAL)
 
         def compiled(what=None, *_, **__):
             self.note = COMPILED
@@ -310,6 +321,8 @@ class Script:
                 open(file, "wb").close()
 
         def backward(tensor, gradient=None, retain_graph=None, create_graph=False, inputs=None):
+            if not self.taken and next(passes) >= PASSES:
+                raise Stop(f"{NEVER} in {PASSES:,} backward passes")
             torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
         yield torch, "compile", compiled
@@ -348,7 +361,7 @@ class Script:
         finally:
             hook.remove()
         if not self.taken:
-            raise ValueError(f"{self.path} never updates a model: no optimizer took a step")
+            raise ValueError(f"{self.path} {NEVER}")
         if set(self.where.trace.kind) <= {HOST}:
             raise ValueError(f"{self.path} puts nothing on the card: it trains on the CPU")
         if min(self.taken.values()) < UPDATES:
@@ -362,8 +375,10 @@ class Script:
             chain.append(cause)
         names = {kind.__name__ for one in chain for kind in type(one).__mro__}
         words = " ".join(map(str, chain))
-        if isinstance(error, Stop) or "KeyError" in names and said.strip("'") in PROCESSES:
-            return "asks for several processes, and one is predicted: run it with one"
+        if isinstance(error, Stop):
+            return said
+        if isinstance(error, KeyError) and error.args[0] in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            return SEVERAL
         if isinstance(error, SystemExit):
             last = [f"status {error.code}", *self.printed.strip().splitlines()][-1][:300]
             return f"ended before it took an update: {said if error.code == said else last}"

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 import torch
 
-from fake_cuda import simulate
+from fake_cuda import script, simulate
 from fake_cuda.script import COMPILED, ONE_UPDATE, Script
 from helpers.__main__ import main
 
@@ -156,6 +156,10 @@ def test_nothing_of_the_users_is_changed(write, tmp_path):
         ("print('hello')", "never updates a model"),
         (MODEL + "model = build()" + UPDATE.replace(", device='cuda'", ""), "nothing on the card"),
         (MODEL + "build().cuda()(torch.randn(2, 32).cuda()).sum().backward()", "no optimizer took"),
+        (
+            MODEL + "x = build().cuda()\nwhile True: x[2].weight.sum().backward()",
+            "took a step in 9",
+        ),
         ("import torch\ntorch.distributed.init_process_group('nccl')", "several processes"),
         ("import os\nos.environ['LOCAL_RANK']", "several processes"),
         ("import torch\ntorch.multiprocessing.spawn(print, nprocs=2)", "several processes"),
@@ -168,7 +172,8 @@ def test_nothing_of_the_users_is_changed(write, tmp_path):
         (MODEL + "x = build().cuda()(torch.ones(2, 32).cuda())\nx[x > 0]", "tensors' values"),
     ],
 )
-def test_bad_input_is_one_sentence(write, text, said, capsys):
+def test_bad_input_is_one_sentence(write, text, said, capsys, monkeypatch):
+    monkeypatch.setattr(script, "PASSES", 9)
     assert main(["predict", "--gpu", "T4", "--script", write(text)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and said in err and "Traceback" not in err

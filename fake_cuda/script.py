@@ -133,7 +133,7 @@ class Where(TorchDispatchMode):
 
 
 def _is_weight(func, args, dtype=None, device=None, **_) -> bool:
-    """Whether it makes a large tensor without values, as layers do, of which some then draw them."""
+    """Whether it makes a large tensor without values, as layers do to fill it: nobody reads it."""
     if func.overloadpacket.__name__ not in ("empty", "empty_strided") or str(device) == "meta":
         return False
     return (dtype or torch.get_default_dtype()).is_floating_point and math.prod(args[0]) > SMALL

@@ -22,6 +22,7 @@ from transformers.integrations import moe
 from .trace import HOST, Trace
 
 aten = torch.ops.aten
+DEVICES = ["cpu", "cuda"]  # the second where a script asks a tensor for its device
 
 
 # Memory-efficient attention reads grouped heads (fewer keys than queries) as they are from 2.14 on.
@@ -241,7 +242,7 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
     try:
         with (
             patch.object(F, "scaled_dot_product_attention", attention),
-            patch.object(optimizers, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
+            patch.object(optimizers, "_get_foreach_kernels_supported_devices", lambda: DEVICES),
             patch.object(saved.save_on_cpu, "__init__", save_on_cpu),
             patch.object(torch.autocast, "__init__", autocast),
             patch.object(torch.autocast, "__enter__", entered),

@@ -5,6 +5,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -84,17 +85,19 @@ def simulate(
     capability = card.capability if card else capability and tuple(capability)
     sms = card and card.sms or sms
     trace = Trace(Card(capability, sms) if capability else None)
+    inside = getattr(run, "inside", None)  # of a script
     try:
         with (
             _LOCK,
             undisturbed(),
             warnings.catch_warnings(action="ignore"),  # of libraries that look for tensors' data
             fake_modules(trace.cuda),
-            FakeTensorMode(),
+            FakeTensorMode(allow_non_fake_inputs=inside is not None),
             trace,
             trace.watch(),
             torch.compiler.set_stance("fail_on_recompile"),
             cuda_choices(trace, capability),
+            inside(trace) if inside else nullcontext(),
         ):
             kept = run()
             events, kinds = trace.so_far()  # what dies after this line is not part of the run

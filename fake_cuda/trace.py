@@ -68,6 +68,7 @@ class Trace(TorchDispatchMode):
         self.threads: set[bool] = set()  # with a workspace of cuBLAS: the forward's, the backward's
         self.autocasts: list[bool] = []  # those around this moment, and whether they are on
         self.fp16 = False  # whether bf16 stands for it
+        self.on_host = False  # whether what is made now is of no concern to the card
         self.ids: dict[int, int] = {}  # a storage's address -> its number
         self.size: list[int] = []
         self.kind: list[str | None] = []
@@ -89,10 +90,11 @@ class Trace(TorchDispatchMode):
 
     def see(self, tensor, kind: str | None = None) -> None:
         # Hooks are the whole process's: real tensors are of training in another thread.
-        if not isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
+        if not isinstance(tensor, FakeTensor) or tensor.fake_device.type == "meta":
             return
-        if tensor.device.type != "cpu":  # a build for CUDA makes fake tensors of it without a GPU
-            raise RuntimeError(f"fake tensor on {tensor.device}")
+        device = tensor.fake_device  # a script is told another
+        if device.type != "cpu":  # a build for CUDA makes fake tensors of it without a GPU
+            raise RuntimeError(f"fake tensor on {device}")
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError:  # a sparse tensor: its indices and values are seen
@@ -108,7 +110,8 @@ class Trace(TorchDispatchMode):
             recomputed = in_backward() != -1 and torch.is_grad_enabled()
             self.kind.append("activations" if recomputed else None)
             weakref.finalize(storage, self.died, i, key)
-        self.kind[i] = kind or self.kind[i]
+        if self.kind[i] != HOST:
+            self.kind[i] = kind or self.kind[i]
 
     def died(self, i: int, key: int) -> None:
         self.ids.pop(key, None)
@@ -154,11 +157,11 @@ class Trace(TorchDispatchMode):
         self.zeros = id(out) if func in ZEROS else None
         leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         for tensor in leaves:
-            self.see(tensor)
-        if self.cuda:
+            self.see(tensor, HOST if self.on_host else None)
+        if self.cuda and not self.on_host:
             self.work.see(func, args, kwargs, leaves, self)
             self.inside(func, args)
-        if self.cuda and func is aten.bernoulli_.float:
+        if self.cuda and not self.on_host and func is aten.bernoulli_.float:
             # The CPU's dropout keeps a mask in the input's type, CUDA's fused kernel a bool mask
             # (aten/src/ATen/native/cuda/Dropout.cu).
             self.size[self.ids[out.untyped_storage()._cdata]] = out.numel()
@@ -214,6 +217,7 @@ class Trace(TorchDispatchMode):
         def before(optimizer, *_):
             if in_backward() == -1:  # else an optimizer that works inside of backward
                 self.phase("optimizer step")
+            states(optimizer)  # made when it was, or loaded: new ones may take their place
             unscaled = 0
             for parameter in (p for g in optimizer.param_groups for p in g["params"]):
                 self.see(parameter, "parameters")
@@ -223,7 +227,7 @@ class Trace(TorchDispatchMode):
             if self.fp16 and in_backward() == -1:
                 self.work.unscale(unscaled, self)
 
-        def after(optimizer, *_):
+        def states(optimizer):
             paged = getattr(optimizer, "is_paged", False)
             # bitsandbytes pages states of 100,000 values and more (optim/optimizer.py).
             least = 100_000 if hasattr(optimizer, "get_state_buffer") else 0
@@ -233,6 +237,9 @@ class Trace(TorchDispatchMode):
             for tensor in leaves:
                 away = paged and isinstance(tensor, torch.Tensor) and tensor.numel() >= least
                 self.see(tensor, HOST if away and self.cuda else "optimizer states")
+
+        def after(optimizer, *_):
+            states(optimizer)
             if in_backward() == -1:
                 self.phase("between steps")
 

@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from . import report, show
+from . import fit, report, show
 from .hardware import describe, device, gib, gpu, supports
 from .memory import free, live_bytes, measure
 from .prediction import Prediction, predict

@@ -3,11 +3,15 @@
 import argparse
 import ast
 import json
+import os
 import sys
+from pathlib import Path
 
-from . import hardware, report, workloads
+from fake_cuda.script import Script
+
+from . import fit, hardware, report, show, workloads
 from .hardware import versions
-from .prediction import predict
+from .prediction import Prediction, predict
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,17 +40,59 @@ def setting(text: str) -> tuple[str, object]:
         return name, value
 
 
+def facts(found: Prediction, **asked: str) -> str:
+    told = {"gpu": found.device} | asked | {name: getattr(found, name) for name in FACTS}
+    return json.dumps(told | {"versions": versions()}, indent=2)
+
+
+def picture(name: str) -> Path:
+    """A file that can be written, as far as that is known before the work is done."""
+    path = Path(name)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise argparse.ArgumentTypeError(f"{name!r} is no picture: name a .png, .svg or .pdf file")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{name!r} cannot be written")
+    return path
+
+
 def predict_command(options: argparse.Namespace) -> str:
+    found, text = predicted(options)
+    if options.timeline:
+        show.drawn(found, found.workload).savefig(options.timeline, dpi=160)
+    return text
+
+
+def predicted(options: argparse.Namespace) -> tuple[Prediction, str]:
+    if options.script:
+        found = predict(Script(options.script, options.settings), gpu=options.gpu)
+        return found, facts(found, script=options.script) if options.json else str(found)
     settings = dict(map(setting, options.settings))
     task = options.task or workloads.usual_task(options.size)
     workload = getattr(workloads, task)(options.size, length=options.length)
     found = predict(workload, gpu=options.gpu, **settings)
     if options.json:
-        facts = {"gpu": found.device, "task": task} | {name: getattr(found, name) for name in FACTS}
-        return json.dumps(facts | {"versions": versions()}, indent=2)
+        return found, facts(found, task=task)
     batch = settings.get("per_device_train_batch_size", 8)
     asked = f"{workload.task.replace('_', ' ')}, batch of {batch} x {workload.length:,} tokens"
-    return f"{asked}\n{found}"
+    return found, f"{asked}\n{found}"
+
+
+def fit_command(options: argparse.Namespace) -> tuple[str, int]:
+    """The recipes that fit a card, and exit status 3 where none does."""
+    if options.settings:
+        raise ValueError(f"{options.settings[0]!r} is not an option of fit")
+
+    def say(text: str, end: str = "") -> None:
+        if sys.stderr.isatty():  # one line, written over and over
+            print(f"\r{text:<100.100}\r", end=end, file=sys.stderr, flush=True)
+
+    asked = {key: getattr(options, key) for key in ("task", "length", "batch", "longest", "cache")}
+    found = fit.fit(options.model, options.gpu, say=say, **asked)
+    say("")
+    text = found.to_json() if options.json else str(found)
+    if options.code and found.recipes and not options.json:
+        text += f"\n\n{found.recipes[0].code}"
+    return text, 0 if found.recipes else 3
 
 
 def report_command(options: argparse.Namespace) -> str:
@@ -65,11 +111,11 @@ def report_command(options: argparse.Namespace) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m helpers", description=__doc__)
-    commands = parser.add_subparsers(metavar="predict or report", required=True)
+    commands = parser.add_subparsers(metavar="predict, fit or report", required=True)
     command = commands.add_parser(
         "predict",
         help="predict the peak memory of training",
-        usage="%(prog)s [options] [name=value ...]",
+        usage="%(prog)s [options] [name=value ... | --script train.py -- its arguments]",
         epilog="name=value: keywords of TrainingArguments, such as bf16=True",
     )
     command.add_argument("--task", choices=TASKS, help="guessed from the model unless given")
@@ -78,17 +124,40 @@ def main(arguments: list[str] | None = None) -> int:
     )
     command.add_argument("--length", type=int, help="tokens in a sample")
     command.add_argument("--gpu", default="here", help="a card of data/gpus.csv, cpu, or here")
+    command.add_argument("--script", help="a training script that nobody changed")
+    command.add_argument("--timeline", type=picture, help="draw the last step: a .png file")
     command.add_argument("--json", action="store_true")
     command.set_defaults(run=predict_command)
+    command = commands.add_parser("fit", help="find recipes that fit a card")
+    command.add_argument("--model", required=True, help="a model's name, folder or hub id")
+    command.add_argument("--gpu", default="T4", help="a card of data/gpus.csv, or memory: 24GiB")
+    command.add_argument("--task", choices=TASKS, help="guessed from the model unless given")
+    command.add_argument("--length", type=int, help="tokens in a sample")
+    command.add_argument("--batch", type=int, default=8, help="samples of an optimizer step")
+    command.add_argument("--longest", action="store_true", help="the longest sample, too")
+    command.add_argument("--code", action="store_true", help="print the first recipe's code")
+    command.add_argument("--no-cache", dest="cache", action="store_false")
+    command.add_argument("--json", action="store_true", help="everything, all code included")
+    command.set_defaults(run=fit_command)
     command = commands.add_parser("report", help="compare predictions with measurements")
     command.set_defaults(run=report_command)
     try:
-        options, options.settings = parser.parse_known_args(arguments)
-        print(options.run(options))
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        cut = given.index("--") if "--" in given else len(given)
+        options, options.settings = parser.parse_known_args(given[:cut])
+        if getattr(options, "script", None):  # what stands before -- is ours
+            if options.settings:
+                raise ValueError(f"{options.settings[0]!r}: a script's arguments stand after --")
+            options.settings = given[cut + 1 :]
+        elif cut < len(given):
+            options.settings += given[cut:]
+        answer = options.run(options)
+        text, status = answer if isinstance(answer, tuple) else (answer, 0)
+        print(text)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
+    return status
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import torch
 from transformers.training_args import OptimizerNames
 
 from fake_cuda import Simulation, cost, simulate
+from fake_cuda.script import Script
 
 from . import hardware
 from .hardware import GPU, device, gib, supports, this_gpu
@@ -73,8 +74,9 @@ class Prediction(Simulation):
             lines.append(f"{'peak reserved':19}{gib(self.peak_reserved):>12}")
             lines.append(f"{'used':19}{gib(self.used):>12}  ({share})")
             lines.append(f"With the context it {verdict} the card's {gib(self.capacity)}.")
-        if rate := self.samples_per_second:
-            lines.append(f"{rate} samples/s; {self.time}")
+        if self.step_seconds:
+            rate = self.samples_per_second
+            lines.append(f"{rate} samples/s; {self.time}" if rate else str(self.time))
         return "\n".join(lines + ([self.note] if self.note else []))
 
     __repr__ = __str__  # the last line of a cell shows this, or in a notebook the table
@@ -122,10 +124,10 @@ def predict(
     """Predict memory and time of `train(workload, ...)` with the same keywords, without running it.
 
     `gpu` is a card of `data/gpus.csv`, "cpu", or "here". Instead of a workload any function will do
-    that builds its model, takes two optimizer steps on the CPU and returns nothing. `host`
-    is how many seconds the card's computer needs for one operation; `fake_cuda.cost.measure_host`
-    finds it on a machine with a GPU. fp16 is predicted as bf16 (the same bytes), tf32 as fp32.
-    ValueError for an unknown or refused setting.
+    that builds its model, takes two optimizer steps on the CPU and returns nothing, or a `Script`
+    of `fake_cuda.script`, which nobody changed. `host` is how many seconds the card's computer
+    needs for one operation; `fake_cuda.cost.measure_host` finds it on a machine with a GPU. fp16 is
+    predicted as bf16 (the same bytes), tf32 as fp32. ValueError for an unknown or refused setting.
     """
     card = _card(gpu)
     is_workload = isinstance(workload, Workload)
@@ -133,11 +135,13 @@ def predict(
         raise ValueError("a function of your own takes no settings: put them inside of it")
     if not (isinstance(host, float | int) and host >= 0):
         raise ValueError(f"host={host!r} is not a number of seconds, such as {cost.HOST_SECONDS}")
+    if isinstance(workload, Script):
+        if card is None:
+            raise ValueError("a script is predicted for a card: name one, such as gpu='T4'")
+        workload.card, workload.memory = card.name, card.memory
     arguments, note = _fake_arguments(settings, optimizer, card) if is_workload else ({}, "")
 
     def run():
-        if not is_workload:
-            return workload()
         trainer = workload.trainer(optimizer, False, _Samples(workload), **arguments)
         trainer.train()
         if settings.get("eval_strategy", "no") != "no":  # its batch may be the larger one
@@ -150,6 +154,7 @@ def predict(
     times = settings.get("gradient_accumulation_steps", 1)
     tf32 = bool(settings.get("tf32"))
     known = card and cost.Card.of(card.name, card.capability, card.facts, tf32)
+    run = run if is_workload else workload
     found = simulate(run, None, card=known, host=host, repeat=times / min(2, times))
     samples = settings.get("per_device_train_batch_size", 8) * times if is_workload else None
     title = workload.title if is_workload else getattr(workload, "__name__", "function")
@@ -163,7 +168,9 @@ def predict(
         took=time.perf_counter() - began,
         samples=samples,
         tokens=samples and samples * workload.length,
-        note=" ".join(filter(None, (note, found.time and found.time.note))),
+        note=" ".join(
+            filter(None, (note, getattr(workload, "note", ""), found.time and found.time.note))
+        ),
         changes=workload.changed if is_workload else (),
         **vars(found),
     )

@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from IPython.display import HTML, Image, display
+from matplotlib.figure import Figure
 
 from .hardware import GIB
 from .runs import CATEGORIES
@@ -65,11 +66,16 @@ def bars(
 
 
 def timeline(prediction, alt: str, title: str = "", top: float | None = None, time=False) -> None:
-    """One step of a prediction: bytes by category while operation follows operation.
+    """Show one step of a prediction: bytes by category while operation follows operation.
 
     `top` bytes make the axis as high as that of another picture; `time` draws to the scale of the
     predicted time instead, for a card whose rates are known.
     """
+    figure(drawn(prediction, title, top, time), alt)
+
+
+def drawn(prediction, title: str = "", top: float | None = None, time=False) -> Figure:
+    """The figure of a `timeline`."""
     if time and prediction.step_seconds is None:
         raise ValueError(prediction.note or "no time is predicted here: name a card with gpu=")
     fig, ax = plt.subplots(figsize=(7, 3.6))
@@ -87,4 +93,4 @@ def timeline(prediction, alt: str, title: str = "", top: float | None = None, ti
     ordered = "one step, operation by operation (not to the scale of time)"
     ax.set_xlabel(f"one step in ms, predicted for {prediction.device}" if time else ordered)
     fig.legend(ncols=len(CATEGORIES), loc="outside lower center")
-    figure(fig, alt)
+    return fig

@@ -129,6 +129,7 @@ bitsandbytes.functional create_dynamic_map name2qmap
 bitsandbytes.nn.Int8Params _quantize
 bitsandbytes.nn.Params4bit _quantize
 torch._C _current_graph_task_id DispatchKeySet _ExcludeDispatchKeyGuard
+torch._C _len_torch_function_stack
 torch._C.DispatchKey AutocastCPU
 torch._C._nn _parse_to
 torch._subclasses.fake_tensor FakeTensor FakeTensorMode
@@ -138,6 +139,9 @@ torch.autograd.graph saved_tensors_hooks save_on_cpu
 torch.autograd.graph.save_on_cpu __init__
 torch.library.Library _destroy impl
 torch.nn.Module _apply
+torch.multiprocessing spawn start_processes
+torch.nn.DataParallel forward
+torch.nn.Parameter __new__
 torch.nn.functional scaled_dot_product_attention
 torch.nn.modules.module register_module_forward_pre_hook register_module_forward_hook
 torch.ops.aten _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention
@@ -146,11 +150,16 @@ torch.ops.aten._local_scalar_dense default
 torch.ops.aten.bernoulli_ float
 torch.optim.optimizer _foreach_supported_types _get_foreach_kernels_supported_devices
 torch.optim.optimizer register_optimizer_step_pre_hook register_optimizer_step_post_hook
-torch.utils._python_dispatch TorchDispatchMode
-torch.utils._pytree tree_leaves
+torch.overrides TorchFunctionMode
+torch.utils._python_dispatch TorchDispatchMode _disable_current_modes
+torch.utils._pytree tree_leaves tree_map
+torch.cuda nvtx memory Stream Event device device_of mem_get_info
+torch.accelerator current_accelerator current_stream get_memory_info
 transformers Trainer TrainingArguments PrinterCallback set_seed
 transformers.masking_utils find_packed_sequence_indices
 transformers.trainer clear_device_cache
+transformers.utils.import_utils is_torch_cuda_available
+transformers.utils generic
 transformers.training_args OptimizerNames
 """
 

@@ -1,0 +1,228 @@
+"""A training script that nobody changed: real data, a fake card, nothing of the user's written."""
+
+import json
+import os
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from fake_cuda import script, simulate
+from fake_cuda.script import COMPILED, ONE_UPDATE, Script
+from helpers.__main__ import main
+
+MODEL = """
+import torch
+def build():
+    linear, norm = torch.nn.Linear(32, 4096), torch.nn.LayerNorm(4096)
+    return torch.nn.Sequential(linear, torch.nn.GELU(), norm, torch.nn.Linear(4096, 4))
+"""
+LOOP = MODEL + textwrap.dedent("""
+    import argparse
+    from torch.utils.data import DataLoader, TensorDataset
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int, default=16)
+    batch = parser.parse_args().batch
+    x, y = torch.randn(256, 32), torch.arange(256) % 4
+    assert y[3].item() == 3 and y[:5].tolist() == [0, 1, 2, 3, 0] and x.numpy().std() > 0.5
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    model.to(device)
+    assert next(model.parameters()).device == torch.device("cuda", 0)
+    for a, b in DataLoader(TensorDataset(x, y), batch, num_workers=2, pin_memory=True):
+        assert int((b == 1).sum()) == batch // 4
+        a, b = a.to(device, non_blocking=True), b.cuda()
+        assert a.is_cuda and a.new_zeros(1).device.type == "cuda" and b.cpu().numpy().sum() == batch
+        loss = torch.nn.functional.cross_entropy(model(a), b)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"{loss.item():.3f} {loss:.2f}", torch.cuda.memory_allocated())
+    raise SystemExit("it should have stopped before")
+""")
+UPDATE = """
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(9):
+    optimizer.zero_grad()
+    model(torch.randn(16, 32, device='cuda')).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(text, name="train.py"):
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_a_loop_needs_what_simulate_says(write):
+    def run():
+        space = {}
+        exec(MODEL, space)
+        model = space["build"]()
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+        for _ in range(2):
+            a, b = torch.zeros(16, 32), torch.zeros(16, dtype=torch.long)
+            loss = torch.nn.functional.cross_entropy(model(a), b)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+        return model, optimizer
+
+    found, known = simulate(Script(write(LOOP)), (8, 0)), simulate(run, (8, 0))
+    assert found.peak_allocated == pytest.approx(known.peak_allocated, rel=2e-3)
+    assert found.peak_reserved == known.peak_reserved
+    for category in ("parameters", "optimizer states"):
+        assert found.by_category[category] == pytest.approx(known.by_category[category], abs=4096)
+
+
+def test_its_arguments_reach_it_and_it_stops(write):
+    path = write(LOOP)
+    script = Script(path, ["--batch", "64"])
+    large = simulate(script, (8, 0)).peak_allocated
+    assert list(script.taken.values()) == [2] and script.printed.startswith("1.000 1.00 ")
+    assert large > simulate(Script(path), (8, 0)).peak_allocated and script.note == ""
+
+
+def test_mixed_precision_with_a_scaler(write):
+    loop = MODEL + textwrap.dedent("""
+        model = build().cuda()
+        optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cuda")
+        for _ in range(5):
+            with torch.autocast("cuda", dtype=torch.float16):
+                out = model(torch.randn(16, 32).cuda())
+            assert out.dtype == torch.float16
+            scaler.scale(out.float().sum()).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    """)
+    found = simulate(Script(write(loop)), (8, 0))
+    assert found.by_category["parameters"] > 0 and found.peak_by_category["optimizer states"] > 0
+
+
+def test_a_model_larger_than_this_machine_and_compiled_code_is_marked(write):
+    large = MODEL + textwrap.dedent("""
+        linears = [torch.nn.Linear(20_000, 20_000) for _ in range(40)]
+        model = torch.compile(torch.nn.Sequential(torch.nn.Linear(32, 20_000), *linears).to("cuda"))
+    """)
+    script = Script(write(large + UPDATE.replace("AdamW", "SGD")))
+    assert simulate(script, (8, 0)).peak_allocated > 100 * 2**30 and script.note == COMPILED
+
+
+def test_nothing_of_the_users_is_changed(write, tmp_path):
+    (tmp_path / "log.txt").write_text("old\n")
+    (tmp_path / "kept").mkdir()
+    body = MODEL + textwrap.dedent("""
+        import os, pathlib, shutil, sys
+        model = build().cuda()
+        os.makedirs("out/deep", exist_ok=True)
+        with open("log.txt", "a") as file:
+            file.write("new")
+        assert pathlib.Path("log.txt").read_text() == "old\\nnew"
+        pathlib.Path("out/deep/a.txt").write_text("a")
+        os.rename("out/deep/a.txt", "out/b.txt")
+        assert os.listdir("out") == ["b.txt", "deep"] and "kept" in os.listdir(".")
+        torch.save(model.state_dict(), "out/checkpoint.pt")
+        assert os.path.exists("out/checkpoint.pt")
+        pathlib.Path("kept/made_here.py").write_text("x = 5")
+        sys.path.append("kept")
+        assert __import__("made_here").x == 5
+        os.remove("log.txt")
+        shutil.rmtree("kept")
+    """)
+    path = write(body + UPDATE)
+    before, environment = sorted(tmp_path.rglob("*")), dict(os.environ)
+    simulate(Script(path), (8, 0))
+    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "log.txt").read_text() == "old\n"
+    assert dict(os.environ) == environment and os.getcwd() == str(tmp_path)
+    assert "made_here" not in sys.modules
+    assert not torch.cuda.is_available() and torch.randn(3).device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("print('hello')", "never updates a model"),
+        (MODEL + "model = build()" + UPDATE.replace(", device='cuda'", ""), "nothing on the card"),
+        (MODEL + "build().cuda()(torch.randn(2, 32).cuda()).sum().backward()", "no optimizer took"),
+        (
+            MODEL + "x = build().cuda()\nwhile True: x[2].weight.sum().backward()",
+            "took a step in 9",
+        ),
+        ("import torch\ntorch.distributed.init_process_group('nccl')", "several processes"),
+        ("import os\nos.environ['LOCAL_RANK']", "several processes"),
+        ("import torch\ntorch.multiprocessing.spawn(print, nprocs=2)", "several processes"),
+        ("x = 1\nx.y", "fails by itself in line 2: AttributeError"),
+        ("import nowhere_to_be_found", "needs the module nowhere_to_be_found"),
+        ("raise ConnectionError('no route')", "needs a hub or another address"),
+        ("raise SystemExit('not today')", "ended before it took an update: not today"),
+        ("import argparse\nargparse.ArgumentParser().parse_args(['-x'])", "unrecognized arguments"),
+        ("def", "SyntaxError"),
+        (MODEL + "x = build().cuda()(torch.ones(2, 32).cuda())\nx[x > 0]", "tensors' values"),
+    ],
+)
+def test_bad_input_is_one_sentence(write, text, said, capsys, monkeypatch):
+    monkeypatch.setattr(script, "PASSES", 9)
+    assert main(["predict", "--gpu", "T4", "--script", write(text)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and said in err and "Traceback" not in err
+
+
+def test_the_command(write, capsys):
+    path = write(LOOP)
+    assert main(["predict", "--gpu", "T4", "--json", "--script", path, "--", "--batch", "32"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["script"] == path and facts["fits"] and facts["step_seconds"] > 0
+    assert facts["by_category"]["parameters"] > 0
+    for arguments, said in (
+        (["--gpu", "T4", "--script", "nowhere.py"], "nowhere.py is not a file"),
+        (["--gpu", "cpu", "--script", path], "predicted for a card"),
+        (["--gpu", "T4", "--script", path, "--batch", "32"], "stand after --"),
+    ):
+        assert main(["predict", *arguments]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_states_that_an_optimizer_makes_at_once_are_states(write):
+    optimizer = """
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["m"] = torch.zeros_like(p)
+
+        def step(self):
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["m"] = 0.9 * self.state[p]["m"] + p.grad
+                p.data = p.data - self.state[p]["m"]
+    model = build().cuda()
+    """
+    loop = MODEL + textwrap.dedent(optimizer) + UPDATE.replace("torch.optim.AdamW", "Own")
+    found = simulate(Script(write(loop)), (8, 0))
+    assert found.by_category["optimizer states"] > found.by_category["parameters"] > 0
+
+
+def test_one_update_is_marked(write):
+    script = Script(write(MODEL + "model = build().cuda()" + UPDATE.replace("9", "1")))
+    simulate(script, (8, 0))
+    assert script.note == ONE_UPDATE
+
+
+def test_a_timeline_is_drawn(write, tmp_path, capsys):
+    arguments = ["predict", "--gpu", "T4", "--script", write(LOOP)]
+    for name, said in (("no/step.png", "cannot be written"), ("step.doc", "is no picture")):
+        assert main([*arguments, "--timeline", name]) == 2
+        assert said in capsys.readouterr().err
+    assert main([*arguments, "--timeline", "step.png"]) == 0
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")

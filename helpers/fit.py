@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import json
 import re
+from collections import namedtuple
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -87,9 +88,7 @@ def _in_4_bits(model):
 
     linear = [(n, m) for n, m in model.named_modules() if type(m) is torch.nn.Linear]
     head = linear[-1][0].split(".")[0]
-    for name, old in linear:
-        if head in name:  # it is left as it is, also where it is two layers
-            continue
+    for name, old in ((n, m) for n, m in linear if head not in n):  # it may be two layers
         shape = old.in_features, old.out_features, old.bias is not None
         new = bnb.nn.LinearNF4(*shape, compute_dtype=torch.bfloat16)
         new.load_state_dict(old.state_dict())
@@ -98,6 +97,7 @@ def _in_4_bits(model):
 
 
 # ------------------------------------------------------------------------------ what is searched
+Kind = namedtuple("Kind", "name bytes")
 KINDS = {  # what training changes, least change first, and the bytes that a weight takes at least
     "full": 16,
     "full, 8-bit AdamW": 10,
@@ -109,14 +109,12 @@ KINDS = {  # what training changes, least change first, and the bytes that a wei
     "LoRA": 2,
     "QLoRA": 0.5,
 }
-WAYS = (  # what leaves the result as it is, least trouble first
-    "",
-    "chunked loss",
-    "checkpointing",
-    "checkpointing, chunked loss",
-    "checkpoints on the host",
-    "checkpoints on the host, chunked loss",
-)
+SAVINGS = ("", "checkpointing", "checkpoints on the host")
+WAYS = [  # what leaves the result as it is, least trouble first
+    ", ".join(filter(None, (saving, chunks)))
+    for saving in SAVINGS
+    for chunks in ("", "chunked loss")
+]
 PRICES = {  # of words in a recipe's name, in quality or trouble
     "bf16": "weights in bf16: small updates are rounded away",
     "8-bit": "optimizer states of 8 bits",
@@ -157,7 +155,7 @@ class Facts:
 class Recipe:
     """One combination, predicted in full. `need` is what the card must hold."""
 
-    kind: str
+    kind: Kind
     name: str  # such as "LoRA, checkpointing"
     price: str  # what it costs in quality or trouble
     micro_batch: int
@@ -199,9 +197,8 @@ class Search:
         odd = ("final_logit_softcapping", "logits_scaling", "logit_scale")
         whole = task == "text_classification" or any(getattr(config, name, None) for name in odd)
         logits = 4 * self.workload.length * self.batch * config.vocab_size
-        if whole or logits < self.card.memory / 50:
-            return [way for way in WAYS if "chunked" not in way]
-        return [way for way in WAYS if way != "checkpoints on the host"]
+        whole |= logits < self.card.memory / 50
+        return [way for way in WAYS if not (whole and "chunked" in way)]
 
     def settings(self, name: str, micro: int) -> dict:
         """The keywords of TrainingArguments."""
@@ -265,13 +262,17 @@ class Search:
     def candidates(self, kind: str) -> list[tuple]:
         """(seconds, way, micro-batch, bytes of one more sample) of what may fit, best first."""
         found, room, ways = [], self.card.memory, self.ways()
+        if "bf16" in kind and self.precision != "bf16":
+            return []
         small = self.batch if "backward" in kind else 1  # there nothing accumulates
         weights = self.need(KINDS[kind] * self.workload.parameters(), self.card)
         if weights > room or self.lines(_name(kind, ways[-1]), small)[0] > room:
             return []
         for way in ways:
+            if found and "host" in way:
+                break  # that is slower than what fits
             low, slow = self.lines(_name(kind, way), small)
-            if low > room or found and way == ways[-1]:  # that is slower than what fits
+            if low > room:
                 continue
             high, fast = low, slow
             if small < self.batch:
@@ -299,7 +300,7 @@ class Search:
         pace = [tokens / s if s else None for s in (facts.step_seconds, facts.high, facts.low)]
         price = "; ".join(text for word, text in PRICES.items() if word in name) or "nothing"
         answer = facts, need, micro + more, next(fits, None), *pace, self.code(name, micro)
-        return Recipe(kind, name, price, micro, self.batch // micro, *answer)
+        return Recipe(Kind(kind, KINDS[kind]), name, price, micro, self.batch // micro, *answer)
 
     def longest(self, name: str) -> int:
         """The longest sample in tokens that fits with a micro-batch of one; 0 if none does."""
@@ -405,17 +406,15 @@ class Fit:
         rows = []
         for r in self.recipes or [self.miss]:
             row = {"recipe": r.name, "micro-batch": f"{r.micro_batch} x {r.accumulation}"}
-            row["needs"], row["tokens/s"] = gib(r.need), "-"
-            if r.tokens_per_second:
-                pace = (r.tokens_per_second, r.tokens_low, r.tokens_high)
-                pace = (float(f"{n:.2g}") for n in pace)
-                row["tokens/s"] = "{:,.0f} ({:,.0f} to {:,.0f})".format(*pace)
-            row["limited by"] = r.facts.limited_by or "-"
+            pace = (r.tokens_per_second, r.tokens_low, r.tokens_high)
+            pace = [f"{float(f'{n or 0:.2g}'):,.0f}" for n in pace]
+            row |= {"needs": gib(r.need), "tokens/s": "{} ({} to {})".format(*pace)}
+            row["limited by"] = r.facts.limited_by or "no time is predicted"
             row |= {name: gib(n) for name, n in r.facts.by_category.items()}
             row["largest micro-batch"] = r.largest_micro_batch if self.recipes else "-"
             row["smallest card"] = r.smallest_card or "none known"
             if self.longest:
-                row["longest sample"] = f"{self.longest.get(r.kind, 0):,}"
+                row["longest sample"] = f"{self.longest.get(r.kind.name, 0):,}"
             rows.append(row | {"price": r.price})
         return pd.DataFrame(rows).set_index("recipe")
 
@@ -427,21 +426,26 @@ class Fit:
             f"and for an error of {s.margin:.1%}, the worst of our predictions that were judged.",
         ]
         if not self.recipes:
-            ways = [f"with samples of {n:,} tokens" for n in self.longest.values() if n]
-            ways += [f"on {self.miss.smallest_card or 'none of the cards in data/gpus.csv'}"]
-            lines += [f"Nothing fits. The nearest miss needs {gib(self.miss.need)}."]
-            lines += [f"It would fit {' or '.join(ways)}."]
+            lines += [f"Nothing fits. The nearest miss needs {gib(self.miss.need)}: {self.remedy}."]
         for name in table:
             lines += ["", name, *(f"  {key:20} {value}" for key, value in table[name].items())]
         notes = dict.fromkeys(r.facts.note for r in self.recipes if r.facts.note)
         return "\n".join([*lines, *([""] if notes else []), *notes])
+
+    @property
+    def remedy(self) -> str:
+        """What would make the nearest miss fit."""
+        ways = [f"with samples of {n:,} tokens" for n in self.longest.values() if n]
+        ways += [f"on {self.miss.smallest_card or 'none of the cards in data/gpus.csv'}"]
+        return f"it would fit {' or '.join(ways)}"
 
     def to_json(self) -> str:
         """Every recipe with its numbers and its code."""
         s = self.search
         asked = {"model": s.workload.name, "length": s.workload.length, "batch": s.batch}
         asked |= {"gpu": s.card.facts["asked"], "memory": s.card.memory, "margin": s.margin}
-        rows = [{"fits": bool(self.recipes)} | asdict(r) for r in self.recipes or [self.miss]]
+        shown, fits = self.recipes or [self.miss], {"fits": bool(self.recipes)}
+        rows = [fits | asdict(r) | {"kind": r.kind.name} for r in shown]
         answer = {"recipes": rows, "longest": self.longest, "versions": versions()}
         return json.dumps(asked | answer, indent=2)
 
@@ -451,24 +455,20 @@ def _cards() -> list[GPU]:
 
 
 def card(name: str) -> GPU:
-    """A card of `data/gpus.csv`, this machine's ("here"), or so much memory, such as "24GiB".
+    """A card of `data/gpus.csv`, or so much memory, such as "24GiB".
 
     Of memory alone the speed is that of the card nearest to it whose rates are known.
     """
     if found := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:G|GB|GiB)", str(name), re.IGNORECASE):
         memory = int(float(found[1]) * 2**30)
-        known = [c for c in _cards() if c.facts["bf16_tflops"]]
+        known = (c for c in _cards() if c.facts["bf16_tflops"])
         near = min(known, key=lambda c: abs(c.memory - memory))
         asked = f"a card of {gib(memory)} as fast as the {near.name}"
         return replace(near, memory=memory, context=None, facts=near.facts | {"asked": asked})
-    here = str(name).lower() in ("cpu", "here")
-    if here and hardware.device().type != "cuda":
-        raise ValueError("name the card to plan for, such as --gpu T4 or --gpu 24GiB")
-    known = hardware.this_gpu() if here else hardware.gpu(name)
+    known = hardware.gpu(name)
     if not supports("fp16", known):
         raise ValueError(f"{known.name} has no hardware for 16 bits: the recipes rest on it")
-    facts = known.facts | {"asked": known.name}
-    return replace(known, name="here" if here else known.name, facts=facts)  # as `predict` asks it
+    return replace(known, facts=known.facts | {"asked": known.name})
 
 
 def fit(
@@ -502,7 +502,9 @@ def fit(
     search = Search(workload, card(gpu), batch, margin, hub_id, say, cache)
     found: list[Recipe] = []
     for kind in KINDS:
-        family = [r.facts.step_seconds for r in found if r.kind[:4] == kind[:4]]  # such as "full"
+        family = [
+            r.facts.step_seconds for r in found if r.kind.name[:4] == kind[:4]
+        ]  # such as "full"
         for seconds, way, micro, more in search.candidates(kind)[:3]:
             if family and seconds * NEAR >= min(family):
                 break  # more change, and no faster
@@ -512,5 +514,5 @@ def fit(
                 break
     last = search.ways()[-1]
     miss = None if found else search.recipe("QLoRA", last, 1)
-    asked = [r.kind for r in found] if longest else ["QLoRA"] * (not found)
+    asked = [r.kind.name for r in found] if longest else ["QLoRA"] * (not found)
     return Fit(search, found, miss, {kind: search.longest(_name(kind, last)) for kind in asked})

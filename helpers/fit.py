@@ -187,9 +187,9 @@ class Search:
     def precision(self) -> str:
         return "bf16" if supports("bf16", self.card) else "fp16"
 
-    def need(self, reserved: float, card: GPU) -> int:
+    def need(self, reserved: float, card: GPU | None = None) -> int:
         """With the margin for errors, and the context."""
-        return int(reserved * (1 + self.margin)) + (card.context or CONTEXT)
+        return int(reserved * (1 + self.margin)) + ((card or self.card).context or CONTEXT)
 
     def ways(self) -> list[str]:
         """Without chunks where logits are small, or where the head is more than a product."""
@@ -257,7 +257,7 @@ class Search:
         # What the allocator takes beyond the tensors hardly grows with depth, but it jumps.
         beyond = max(twin.peak_reserved - twin.peak_allocated for twin in (one, two))
         size = max(at(one.phases[phase], two.phases[phase]) for phase in one.phases) + beyond
-        return self.need(size, self.card), at(one.step_seconds, two.step_seconds)
+        return self.need(size), at(one.step_seconds, two.step_seconds)
 
     def candidates(self, kind: str) -> list[tuple]:
         """(seconds, way, micro-batch, bytes of one more sample) of what may fit, best first."""
@@ -265,7 +265,7 @@ class Search:
         if "bf16" in kind and self.precision != "bf16":
             return []
         small = self.batch if "backward" in kind else 1  # there nothing accumulates
-        weights = self.need(KINDS[kind] * self.workload.parameters(), self.card)
+        weights = self.need(KINDS[kind] * self.workload.parameters())
         if weights > room or self.lines(_name(kind, ways[-1]), small)[0] > room:
             return []
         for way in ways:
@@ -293,7 +293,7 @@ class Search:
         """A combination predicted in full; `more` bytes for each further sample."""
         name, tokens = _name(kind, way), self.batch * self.workload.length
         facts = self.predict(name, micro)
-        need = self.need(facts.peak_reserved, self.card)
+        need = self.need(facts.peak_reserved)
         more = int((self.card.memory - need) // more) if more > 0 else 0
         able = (c for c in _cards() if supports(self.precision, c))
         fits = (c.name for c in able if self.need(facts.peak_reserved, c) <= c.memory)
@@ -313,7 +313,7 @@ class Search:
         while length > 0:
             length -= length % 64 if 64 < length < most else 0
             facts = search.predict(name, 1, 0, length)
-            over = self.need(facts.peak_reserved, self.card) - self.card.memory
+            over = self.need(facts.peak_reserved) - self.card.memory
             if over <= 0:
                 return length
             length = int(min(length * 0.98, length - over / slope))
@@ -400,6 +400,7 @@ class Fit:
     recipes: list[Recipe]
     miss: Recipe | None = None
     longest: dict[str, int] = field(default_factory=dict)  # tokens, where it was asked for
+    data: str = ""  # how long the samples of given data are, and what that means
 
     def table(self) -> pd.DataFrame:
         """One row a recipe, sizes and speeds as text."""
@@ -429,7 +430,7 @@ class Fit:
             lines += [f"Nothing fits. The nearest miss needs {gib(self.miss.need)}: {self.remedy}."]
         for name in table:
             lines += ["", name, *(f"  {key:20} {value}" for key, value in table[name].items())]
-        notes = dict.fromkeys(r.facts.note for r in self.recipes if r.facts.note)
+        notes = dict.fromkeys(filter(None, (self.data, *(r.facts.note for r in self.recipes))))
         return "\n".join([*lines, *([""] if notes else []), *notes])
 
     @property
@@ -446,7 +447,9 @@ class Fit:
         asked |= {"gpu": s.card.facts["asked"], "memory": s.card.memory, "margin": s.margin}
         shown, fits = self.recipes or [self.miss], {"fits": bool(self.recipes)}
         rows = [fits | asdict(r) | {"kind": r.kind.name} for r in shown]
-        answer = {"recipes": rows, "longest": self.longest, "versions": versions()}
+        answer = {"recipes": rows, "longest": self.longest, "data": self.data} | {
+            "versions": versions()
+        }
         return json.dumps(asked | answer, indent=2)
 
 
@@ -471,6 +474,16 @@ def card(name: str) -> GPU:
     return replace(known, facts=known.facts | {"asked": known.name})
 
 
+def _tokens(data: str, hub_id: str) -> list[int]:
+    """How many tokens each text of a file or data set has."""
+    texts = list(workloads._read(str(data), ["text"])["text"])
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(hub_id, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no tokenizer of {hub_id} is here, so {data} has no length") from error
+    return [len(ids) for ids in tokenizer(texts)["input_ids"]]
+
+
 def fit(
     model: str,
     gpu: str = "T4",
@@ -478,6 +491,7 @@ def fit(
     length: int | None = None,
     batch: int = 8,
     *,
+    data: str | None = None,
     longest: bool = False,
     say: Callable[[str], None] = lambda text: None,
     cache: bool = True,
@@ -485,8 +499,9 @@ def fit(
     """Recipes to train `model` on a card, predicted; see `Fit`.
 
     `gpu` is a card of `data/gpus.csv` or a size ("16GiB"), `batch` the samples of a step. `longest`
-    also asks for the longest sample of each kind of recipe. `say` is told what is being predicted.
-    ValueError and OSError say what to change.
+    also asks for the longest sample of each kind of recipe. `data`, a file or data set with texts,
+    is read for their lengths. `say` is told what is being predicted. ValueError and OSError say
+    what to change.
     """
     task = task or workloads.usual_task(model)
     if task not in workloads.MODELS:
@@ -494,11 +509,15 @@ def fit(
     if type(batch) is not int or batch < 1:
         raise ValueError(f"a batch of {batch!r} is impossible: it is a whole number from 1 on")
     workload = getattr(workloads, task)(model, length=length)
+    if packed := getattr(workload.config, "quantization_config", None):
+        method = packed.get("quant_method", "few bits")
+        raise ValueError(f"{model} is published in {method}: name a copy of it in 16 bits")
     judged = load("real_cards").query("role == 'judged'")
     judged = judged[judged["quantity"].isin(("allocated", "reserved", "used"))]
     margin = float((judged["measured"] / judged["predicted"]).max() - 1)
     local = data_file("configs", f"{model}.json")
     hub_id = json.loads(local.read_text())["_name_or_path"] if local.is_file() else str(model)
+    sizes = _tokens(data, hub_id) if data else []
     search = Search(workload, card(gpu), batch, margin, hub_id, say, cache)
     found: list[Recipe] = []
     for kind in KINDS:
@@ -513,6 +532,13 @@ def fit(
                 found.append(recipe)
                 break
     last = search.ways()[-1]
-    miss = None if found else search.recipe("QLoRA", last, 1)
+    best = found[0] if found else search.recipe("QLoRA", last, 1)
     asked = [r.kind.name for r in found] if longest else ["QLoRA"] * (not found)
-    return Fit(search, found, miss, {kind: search.longest(_name(kind, last)) for kind in asked})
+    lengths, told = {kind: search.longest(_name(kind, last)) for kind in asked}, ""
+    if sizes:
+        beyond = sum(n > workload.length for n in sizes) / len(sizes)
+        facts = search.predict(best.name, best.micro_batch, 0, max(sizes))
+        told = f"{beyond:.1%} of {len(sizes):,} samples have more than {workload.length:,} tokens. "
+        told += f"The longest, of {max(sizes):,}, needs {gib(search.need(facts.peak_reserved))} in "
+        told += f"a micro-batch of {best.micro_batch} with {best.name}."
+    return Fit(search, found, None if found else best, lengths, told)

@@ -6,10 +6,14 @@ Most tests put a formula in the place of the predictions, so that they are about
 import dataclasses
 import functools
 import json
+import shutil
 
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from helpers import fit as module
 from helpers.__main__ import main
@@ -102,7 +106,7 @@ def test_the_longest_sample(decoder, by_formula):
     one = dataclasses.replace(found.search, batch=1)
     for kind, tokens in found.longest.items():
         facts = one.predict(module._name(kind, one.ways()[-1]), 1, 0, tokens)
-        assert 0 < tokens <= 64 and one.need(facts.peak_reserved, one.card) <= 16 * GIB
+        assert 0 < tokens <= 64 and one.need(facts.peak_reserved) <= 16 * GIB
 
 
 def test_the_smallest_card(decoder, by_formula):
@@ -129,7 +133,7 @@ def test_the_lines_of_two_twins_meet_the_full_prediction(name, tmp_path):
     found = search(str(tmp_path), cache=False)
     need, seconds = found.lines(name, 2)
     full = found.predict(name, 2)
-    assert need == pytest.approx(found.need(full.peak_reserved, found.card), rel=0.02)
+    assert need == pytest.approx(found.need(full.peak_reserved), rel=0.02)
     assert seconds == pytest.approx(full.step_seconds, rel=0.05)
 
 
@@ -147,6 +151,21 @@ def test_what_is_kept_is_the_prediction_with_the_same_settings(name, decoder):
     assert facts.step_seconds == pytest.approx(whole.step_seconds, rel=0.02)
     assert sum(facts.by_category.values()) == facts.peak_allocated
     assert facts.by_category == pytest.approx(whole.by_category, rel=0.03, abs=2**16)
+
+
+def test_data_are_read_for_their_lengths(decoder, by_formula, tmp_path):
+    path = tmp_path / "chat.jsonl"
+    path.write_text("\n".join(json.dumps({"text": "abc " * n}) for n in (1, 2, 3, 20)))
+    with pytest.raises(ValueError, match="no tokenizer of"):
+        fit(decoder, "24GiB", length=8, data=path)
+    vocabulary = {"[UNK]": 0, "abc": 1}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    folder = shutil.copytree(decoder, tmp_path / "model")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    found = fit(str(folder), "24GiB", length=8, data=path, batch=2)
+    assert "25.0% of 4 samples have more than 8 tokens. The longest, of 20, needs" in str(found)
+    assert found.data in found.to_json()
 
 
 # ----------------------------------------------------------------------------------- code to paste
@@ -269,6 +288,7 @@ def test_the_command(decoder, by_formula, capsys):
             ["--model", "vit-large-patch16-224", "--task", "language_modelling"],
             "is not a model for",
         ),
+        (["--model", "gpt-oss-20b"], "is published in mxfp4"),
         (["--model", "gpt2", "--gpu", "A101"], "did you mean 'A10'"),
         (["--model", "gpt2", "--gpu", "24 apples"], "is not a known GPU"),
         (["--model", "gpt2", "--gpu", "here"], "is not a known GPU"),

@@ -105,7 +105,7 @@ def test_lines_are_counted_without_texts():
 def test_the_helpers_stay_small():
     lines = {path.stem: lines_of_code(path.read_text()) for path in PACKAGE.glob("*.py")}
     # The planner is a program of its own: a quarter of it are tables, and the code that it pastes.
-    assert lines.pop("fit") <= 400
+    assert lines.pop("fit") <= 420
     assert sum(lines.values()) <= 1220  # 1,170, and the commands fit and predict --script
 
 

@@ -97,6 +97,10 @@ def _in_4_bits(model):
 
 
 # ------------------------------------------------------------------------------ what is searched
+def _name(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
 Kind = namedtuple("Kind", "name bytes")
 KINDS = {  # what training changes, least change first, and the bytes that a weight takes at least
     "full": 16,
@@ -109,12 +113,8 @@ KINDS = {  # what training changes, least change first, and the bytes that a wei
     "LoRA": 2,
     "QLoRA": 0.5,
 }
-SAVINGS = ("", "checkpointing", "checkpoints on the host")
-WAYS = [  # what leaves the result as it is, least trouble first
-    ", ".join(filter(None, (saving, chunks)))
-    for saving in SAVINGS
-    for chunks in ("", "chunked loss")
-]
+SAVINGS = ("", "checkpointing", "checkpoints on the host")  # which leave the result as it is
+WAYS = [_name(saving, chunks) for saving in SAVINGS for chunks in ("", "chunked loss")]
 PRICES = {  # of words in a recipe's name, in quality or trouble
     "bf16": "weights in bf16: small updates are rounded away",
     "8-bit": "optimizer states of 8 bits",
@@ -338,10 +338,6 @@ class Search:
         )
 
 
-def _name(kind: str, way: str) -> str:
-    return ", ".join(filter(None, (kind, way)))
-
-
 def _facts(p: Prediction, times: int) -> Facts:
     """What is kept of a prediction, whose single micro-batch stands for so many of a step."""
     rows, names = p.timeline.copy(), list(p.by_category)
@@ -408,9 +404,9 @@ class Fit:
         for r in self.recipes or [self.miss]:
             row = {"recipe": r.name, "micro-batch": f"{r.micro_batch} x {r.accumulation}"}
             pace = (r.tokens_per_second, r.tokens_low, r.tokens_high)
-            pace = [f"{float(f'{n or 0:.2g}'):,.0f}" for n in pace]
-            row |= {"needs": gib(r.need), "tokens/s": "{} ({} to {})".format(*pace)}
-            row["limited by"] = r.facts.limited_by or "no time is predicted"
+            pace = [f"{float(f'{n:.2g}'):,.0f}" for n in pace if n]
+            row |= {"needs": gib(r.need), "tokens/s": "{} ({} to {})".format(*pace or "---")}
+            row["limited by"] = r.facts.limited_by or "-"
             row |= {name: gib(n) for name, n in r.facts.by_category.items()}
             row["largest micro-batch"] = r.largest_micro_batch if self.recipes else "-"
             row["smallest card"] = r.smallest_card or "none known"
@@ -447,10 +443,8 @@ class Fit:
         asked |= {"gpu": s.card.facts["asked"], "memory": s.card.memory, "margin": s.margin}
         shown, fits = self.recipes or [self.miss], {"fits": bool(self.recipes)}
         rows = [fits | asdict(r) | {"kind": r.kind.name} for r in shown]
-        answer = {"recipes": rows, "longest": self.longest, "data": self.data} | {
-            "versions": versions()
-        }
-        return json.dumps(asked | answer, indent=2)
+        asked |= {"recipes": rows, "longest": self.longest, "data": self.data}
+        return json.dumps(asked | {"versions": versions()}, indent=2)
 
 
 def _cards() -> list[GPU]:
@@ -521,9 +515,7 @@ def fit(
     search = Search(workload, card(gpu), batch, margin, hub_id, say, cache)
     found: list[Recipe] = []
     for kind in KINDS:
-        family = [
-            r.facts.step_seconds for r in found if r.kind.name[:4] == kind[:4]
-        ]  # such as "full"
+        family = [r.facts.step_seconds for r in found if r.kind.name[:4] == kind[:4]]  # "full"
         for seconds, way, micro, more in search.candidates(kind)[:3]:
             if family and seconds * NEAR >= min(family):
                 break  # more change, and no faster

@@ -24,7 +24,6 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 import transformers
-from peft import LoraConfig, get_peft_model
 from torch.utils.checkpoint import checkpoint
 
 from . import hardware, workloads
@@ -59,6 +58,8 @@ def chunked_loss(model, chunks=16):
 
 def adapters(model):
     """LoRA beside every linear layer; a classifier's new head is trained, too."""
+    from peft import LoraConfig, get_peft_model  # takes seconds, and prints
+
     task = "SEQ_CLS" if "SequenceClassification" in type(model).__name__ else None
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type=task)
     model = get_peft_model(model, lora)

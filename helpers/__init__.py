@@ -6,6 +6,8 @@ import warnings
 
 import torch
 
+import fake_cuda  # noqa: F401  (before all others: it quiets libraries that print when they load)
+
 from . import fit, report, show
 from .hardware import describe, device, gib, gpu, supports
 from .memory import free, live_bytes, measure

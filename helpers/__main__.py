@@ -86,7 +86,8 @@ def fit_command(options: argparse.Namespace) -> tuple[str, int]:
         if sys.stderr.isatty():  # one line, written over and over
             print(f"\r{text:<100.100}\r", end=end, file=sys.stderr, flush=True)
 
-    asked = {key: getattr(options, key) for key in ("task", "length", "batch", "longest", "cache")}
+    asked = "task length batch data longest cache".split()
+    asked = {key: getattr(options, key) for key in asked}
     found = fit.fit(options.model, options.gpu, say=say, **asked)
     say("")
     text = found.to_json() if options.json else str(found)
@@ -134,6 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--task", choices=TASKS, help="guessed from the model unless given")
     command.add_argument("--length", type=int, help="tokens in a sample")
     command.add_argument("--batch", type=int, default=8, help="samples of an optimizer step")
+    command.add_argument("--data", help="texts to read for their lengths: a file or folder")
     command.add_argument("--longest", action="store_true", help="the longest sample, too")
     command.add_argument("--code", action="store_true", help="print the first recipe's code")
     command.add_argument("--no-cache", dest="cache", action="store_false")

@@ -103,8 +103,10 @@ def test_lines_are_counted_without_texts():
 
 
 def test_the_helpers_stay_small():
-    # 1,150, and what a step's time takes
-    assert sum(lines_of_code(path.read_text()) for path in PACKAGE.glob("*.py")) <= 1175
+    lines = {path.stem: lines_of_code(path.read_text()) for path in PACKAGE.glob("*.py")}
+    # The planner is a program of its own: a quarter of it are tables, and the code that it pastes.
+    assert lines.pop("fit") <= 420
+    assert sum(lines.values()) <= 1230  # 1,175, and the commands fit and predict --script
 
 
 def test_public_functions_are_typed():

@@ -1,0 +1,142 @@
+"""Write `data/calculators.csv`: what the usual calculators say of runs that others measured.
+
+    python tools/calculators.py
+
+The runs are those of `data/real_cards.csv` that were judged, whose peak of tensors is known, and
+that train all weights with AdamW, or 16-bit weights with LoRA. What each calculator is given:
+
+- `accelerate estimate-memory`: its own functions, on the model without its head, as it builds it;
+  the column "float16" for runs with 16-bit products. It asks for nothing else.
+- 16 bytes a parameter: weight, gradient, two averages and a copy; frozen ones take their format's.
+- The formula: Korthikanti and others, "Reducing Activation Recomputation in Large Transformer
+  Models" (arXiv 2205.05198). A layer keeps s b h (34 + 5 a s / h) bytes in 16 bits, without the
+  second term where attention keeps no scores, and 2 s b h with checkpointing; embedding, last norm
+  and logits add 4 s b h (1 + v / h). In 32 bits all but the masks are twice as large. To that come
+  the bytes of weights, gradients and averages in the formats of the run.
+"""
+
+import copy
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from accelerate.commands.estimate import estimate_training_usage  # noqa: E402
+from accelerate.utils import calculate_maximum_sizes  # noqa: E402
+from transformers import AutoModel  # noqa: E402
+
+from helpers.workloads import MODELS  # noqa: E402  (after the path is set)
+from real_cards import course, fms, litgpt_finetuning, torchtune_packed  # noqa: E402
+from record_predictions import replace_file  # noqa: E402
+
+QUANTITIES = ("allocated", "active")  # of tensors; others count the driver's part too
+GUESSES = ("accelerate", "sixteen_bytes", "formula")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the calculators ask of a run. `width` is the model's, `bits` those of its products."""
+
+    model: torch.nn.Module  # without data, trained weights marked
+    known: torch.nn.Module  # what accelerate would build
+    batch: int
+    length: int
+    width: int
+    layers: int
+    heads: int
+    vocabulary: int
+    bits: int = 16
+    scores: bool = False  # attention keeps them
+    checkpointed: bool = False
+
+    def bytes_of(self, trained: bool) -> int:
+        sizes = (p for p in self.model.parameters() if p.requires_grad == trained)
+        return sum(p.numel() * p.element_size() for p in sizes)
+
+    def accelerate(self) -> float:
+        """The largest number of the row "Training using Adam"; it counts in 32 bits."""
+        size = calculate_maximum_sizes(self.known.to(torch.float32))[0]
+        return max(estimate_training_usage(size, f"float{self.bits}").values())
+
+    def sixteen_bytes(self) -> float:
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        return 16 * trained + self.bytes_of(trained=False)
+
+    def formula(self) -> float:
+        one = self.batch * self.length * self.width  # s b h
+        wide = self.bits // 16
+        if self.checkpointed:
+            layer = 2 * wide * one
+        else:
+            scores = (4 * wide + 1) * self.heads * self.length / self.width if self.scores else 0
+            layer = one * (32 * wide + 2 + scores)
+        ends = 4 * one * (1 + self.vocabulary / self.width)
+        weights = self.bytes_of(trained=False) + 4 * self.bytes_of(trained=True)
+        return weights + self.layers * layer + ends
+
+
+def cases() -> Iterator[tuple[str, str, Case]]:
+    """Set, name and what is known of each run."""
+    with torch.device("meta"):
+        for name, (workload, methods) in fms.MODELS.items():
+            config = workload.config
+            shape = [4096, config.hidden_size, config.num_hidden_layers]
+            shape += [config.num_attention_heads, config.vocab_size]
+            for method in {"full", "LoRA"} & set(methods):
+                model = MODELS[workload.task].from_config(copy.deepcopy(config))
+                model = fms.METHODS[method][0](model)
+                known = AutoModel.from_config(copy.deepcopy(config))
+                for batch in methods[method]:
+                    case = Case(model, known, batch, *shape, checkpointed=True)
+                    yield "fms", f"{name} {method}, batch {batch}", case
+        for name, s in litgpt_finetuning.RUNS.items():
+            if not s.quantized:
+                model = litgpt_finetuning.Model(s)
+                for part, p in model.named_parameters():
+                    p.requires_grad_("lora" in part or not s.rank)
+                known = litgpt_finetuning.Model(s)
+                del known.head
+                for part in known.modules():  # without adapters
+                    for adapter in ("lora_a", "lora_b"):
+                        part._parameters.pop(adapter, None)
+                shape = s.batch, litgpt_finetuning.LENGTH, s.width, s.layers, s.heads, s.vocabulary
+                yield "litgpt", name, Case(model, known, *shape)
+        t = torchtune_packed
+        model = t.Model().to(torch.bfloat16)
+        shape = 2, t.LENGTH, t.WIDTH, t.LAYERS, t.HEADS, t.VOCABULARY
+        yield "torchtune", "Llama-3.2-3B, packed", Case(model, t.Model(), *shape)
+        students = {"csdiywithme": course.CSDIYWITHME, "linyun": course.LINYUN}
+        students |= {"niuhuang": course.NIUHUANG, "sidsoc12": course.SIDSOC12}
+        for student, runs in (students | {"wedsonlin": course.WEDSONLIN}).items():
+            for name, s in runs.items():
+                if s.stage == "train":
+                    shape = s.batch, s.length, s.width, s.layers, s.heads, course.WORDS
+                    model, bits = course.Decoder(s), 16 if s.bf16 else 32
+                    case = Case(model, course.Decoder(s), *shape, bits, scores=True)
+                    yield f"course-{student}", name, case
+
+
+def compared() -> pd.DataFrame:
+    """One row a run: measured, predicted, and what each calculator says, in bytes."""
+    rows = pd.read_csv(ROOT / "data" / "real_cards.csv").query("role == 'judged'")
+    rows = rows[rows["quantity"].isin(QUANTITIES)].set_index(["set", "run"])
+    found = []
+    for name, run, case in cases():
+        if (name, run) in rows.index:  # some rows of a set calibrate
+            known = rows.loc[(name, run)]
+            row = {"set": name, "run": run, "model": known["model"]}
+            full = all(p.requires_grad for p in case.model.parameters())
+            row |= {"kind": "full" if full else "LoRA", "measured": known["measured"]}
+            row |= {"predicted": known["predicted"]}
+            found.append(row | {guess: int(getattr(case, guess)()) for guess in GUESSES})
+    return pd.DataFrame(found)
+
+
+if __name__ == "__main__":
+    replace_file(ROOT / "data" / "calculators.csv", compared())

@@ -1,0 +1,53 @@
+"""Write `data/fits.csv`: answers of the planner that take too long to search for in a lesson.
+
+    python tools/record_fits.py
+
+One row a recipe; where nothing fits, one row with the nearest miss. Never edit it by hand.
+"""
+
+import datetime
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from helpers.fit import fit  # noqa: E402  (after the path is set)
+from helpers.hardware import versions  # noqa: E402
+from record_predictions import replace_file  # noqa: E402
+
+QUESTIONS = (  # model, card, tokens of a sample, samples of a step
+    ("llama-3.2-1b", "T4", 1024, 8),
+    ("llama-3.1-8b", "12GiB", 1024, 8),
+    ("llama-3.1-8b", "6GiB", 1024, 8),
+)
+
+
+def answers(model: str, gpu: str, length: int, batch: int) -> list[dict]:
+    """What `fit` says, in bytes and tokens."""
+    found = fit(model, gpu, length=length, batch=batch, say=print)
+    rows = []
+    for r in found.recipes or [found.miss]:
+        row = {"model": model, "gpu": gpu, "length": length, "batch": batch}
+        row |= {"fits": bool(found.recipes), "recipe": r.name, "kind": r.kind.name}
+        row |= {"micro_batch": r.micro_batch, "accumulation": r.accumulation, "need": r.need}
+        row |= {"memory": found.search.card.memory, "peak_allocated": r.facts.peak_allocated}
+        row |= r.facts.by_category | {"tokens_per_second": r.tokens_per_second}
+        row |= {"tokens_low": r.tokens_low, "tokens_high": r.tokens_high}
+        row |= {"limited_by": r.facts.limited_by, "largest_micro_batch": r.largest_micro_batch}
+        row |= {"smallest_card": r.smallest_card}
+        row |= {"price": r.price, "remedy": "" if found.recipes else found.remedy, "code": r.code}
+        row |= {library: versions()[library] for library in ("torch", "transformers")}
+        rows.append(row | {"date": datetime.date.today().isoformat()})
+    return rows
+
+
+def main() -> None:
+    rows = [row for question in QUESTIONS for row in answers(*question)]
+    replace_file(ROOT / "data" / "fits.csv", pd.DataFrame(rows))
+
+
+if __name__ == "__main__":
+    main()

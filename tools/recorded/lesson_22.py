@@ -128,7 +128,7 @@ def encoders() -> Iterator[tuple]:
 
 def tokens() -> Iterator[tuple]:
     """The same text as fewer tokens: GPT-2, batch 8."""
-    for length in (1024, 896, 832, 768):
+    for length in (1024, 896, 864, 832, 768):
         workload = language_modelling("gpt2", length=length)
         run = partial(predict, workload, gpu="A100-80GB", per_device_train_batch_size=8, bf16=True)
         yield "gpt2, batch 8", f"{length} tokens", run

@@ -140,9 +140,10 @@ def predict(
             raise ValueError("a script is predicted for a card: name one, such as gpu='T4'")
         workload.card, workload.memory = card.name, card.memory
     arguments, note = _fake_arguments(settings, optimizer, card) if is_workload else ({}, "")
+    asked = workload.with_model(_fp16_as_bf16) if settings.get("fp16") else workload
 
     def run():
-        trainer = workload.trainer(optimizer, False, _Samples(workload), **arguments)
+        trainer = asked.trainer(optimizer, False, _Samples(workload), **arguments)
         trainer.train()
         if settings.get("eval_strategy", "no") != "no":  # its batch may be the larger one
             batch = workload.collate([workload.sample()] * trainer.args.eval_batch_size)
@@ -174,6 +175,13 @@ def predict(
         changes=workload.changed if is_workload else (),
         **vars(found),
     )
+
+
+def _fp16_as_bf16(model: torch.nn.Module) -> torch.nn.Module:
+    """Autocast runs as bf16 also for fp16: weights of that type must not be cast."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.bfloat16() if tensor.dtype == torch.float16 else tensor.data
+    return model
 
 
 def _card(name: str) -> GPU | None:

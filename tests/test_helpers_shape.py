@@ -106,7 +106,7 @@ def test_the_helpers_stay_small():
     lines = {path.stem: lines_of_code(path.read_text()) for path in PACKAGE.glob("*.py")}
     # The planner is a program of its own: a quarter of it are tables, and the code that it pastes.
     assert lines.pop("fit") <= 420
-    assert sum(lines.values()) <= 1245  # the commands fit and --script included
+    assert sum(lines.values()) <= 1250  # the commands fit and --script included
 
 
 def test_public_functions_are_typed():

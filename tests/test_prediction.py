@@ -163,6 +163,21 @@ def test_settings_that_only_the_real_run_needs(bert):
     assert transformers.logging.get_verbosity() == before
 
 
+@pytest.mark.parametrize("card", ["T4", "A100-40GB"])
+def test_weights_in_fp16_are_not_cast_under_fp16(card, llama):
+    """They would be, because autocast runs as bf16."""
+    kinds = (torch.float16, torch.bfloat16)
+    peaks = [
+        on(
+            card,
+            llama.with_model(lambda model, kind=kind: model.to(kind)).with_model(lora),
+            fp16=True,
+        )
+        for kind in kinds
+    ]
+    assert peaks[0].peak_allocated == peaks[1].peak_allocated
+
+
 def test_a_slower_host_takes_longer_and_no_more_memory(bert):
     quick, usual, slow = (predict(bert, gpu="T4", host=s, **BATCH) for s in (0, 12e-6, 1e-3))
     assert quick.step_seconds < usual.step_seconds < slow.step_seconds

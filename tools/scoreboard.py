@@ -24,7 +24,7 @@ def read(path: Path) -> pd.DataFrame:
 
 def named(table: pd.DataFrame, keys: list[str]) -> dict[str, dict]:
     """The rows of a table by the name that `scoreboard.csv` gives them: `a / b / c`."""
-    return {" / ".join(row[key] for key in keys): row for row in table.to_dict("records")}
+    return {" / ".join(str(row[key]) for key in keys): row for row in table.to_dict("records")}
 
 
 def pairs(row: dict, kind: str) -> list[tuple[str, str]]:

@@ -216,6 +216,14 @@ class Search:
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
         return half if "bf16" in name or "LoRA" in name else torch.float32
 
+    def changed(self, name: str, workload: Workload) -> Workload:
+        """The workload with the model that a recipe of this name trains."""
+        if self.dtype(name) != torch.float32:
+            workload = workload.with_model(lambda model: model.to(torch.bfloat16))
+        for word, change in CHANGES.items():
+            workload = workload.with_model(change) if word in name else workload
+        return workload
+
     def predict(self, name: str, micro: int, layers: int = 0, length: int = 0) -> Facts:
         """One prediction, or what is kept of it; `layers` other than 0 asks for a twin."""
         config = type(self.workload.config).from_dict(self.workload.config.to_dict())
@@ -229,12 +237,9 @@ class Search:
         asked += [self.card.name, self.card.capability, self.card.facts]
 
         def make() -> Facts:
-            depth, changed = f", {layers} layers" if layers else "", workload
+            depth = f", {layers} layers" if layers else ""
             self.say(f"predicting {name}, micro-batch {micro}{depth}")
-            if self.dtype(name) != torch.float32:
-                changed = changed.with_model(lambda model: model.to(torch.bfloat16))
-            for word, change in CHANGES.items():
-                changed = changed.with_model(change) if word in name else changed
+            changed = self.changed(name, workload)
             times = self.batch // micro if "LoRA" in name else 1
             # One micro-batch tells the others, which saves half of the time.
             once = {"gradient_accumulation_steps": 1} if times > 1 else {}

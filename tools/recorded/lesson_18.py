@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator
 
 from helpers import predict
-from helpers.fit import changes, fit, in_backward, settings
+from helpers.fit import fit, in_backward
 
 MODEL, LENGTH, BATCH = "llama-2-7b", 1024, 4
 CARDS = "T4", "RTX 3090", "A100-80GB", "H200"
@@ -16,12 +16,10 @@ def one_card() -> Iterator[tuple]:
         found = fit(MODEL, card, length=LENGTH, batch=BATCH)
         if not found.recipes:
             continue
-        recipe, workload = found.recipes[0], found.search.workload
-        for change in changes(recipe.kind, recipe.way, classify=False):
-            workload = workload.with_model(change)
-        sizes = recipe.micro_batch, recipe.accumulation
-        keywords = settings(recipe.kind, recipe.way, *sizes, found.search.precision)
-        keywords["optimizer"] = in_backward if recipe.kind.inside else None
+        recipe, search = found.recipes[0], found.search
+        workload = search.changed(recipe.name, search.workload)
+        keywords = search.settings(recipe.name, recipe.micro_batch)
+        keywords["optimizer"] = in_backward if "backward" in recipe.name else None
         yield card, recipe.name, functools.partial(predict, workload, gpu=card, **keywords)
 
 

@@ -318,11 +318,13 @@ class Search:
         length = int(min(most, near + (self.card.memory - low) / slope))
         while length > 0:
             length -= length % 64 if 64 < length < most else 0
-            facts = search.predict(name, 1, 0, length)
-            over = self.need(facts.peak_reserved) - self.card.memory
-            if over <= 0:
+            need = self.need(search.predict(name, 1, 0, length).peak_reserved)
+            if need <= self.card.memory:
                 return length
-            length = int(min(length * 0.98, length - over / slope))
+            guess = 0.9 * length
+            if length > near:  # the line through what was just seen
+                guess = near + (self.card.memory - low) * (length - near) / max(1, need - low)
+            length = int(min(length * 0.98, guess))
         return 0
 
     def code(self, name: str, micro: int) -> str:

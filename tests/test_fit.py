@@ -304,3 +304,16 @@ def test_bad_input_is_one_sentence(arguments, message, capsys):
     assert main(["fit", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and message in err
+
+
+def test_the_longest_is_found_where_the_twins_see_no_slope(monkeypatch):
+    """The allocator's jumps may hide it: then full predictions show the way down."""
+    known = card("T4")
+    search = Search(language_modelling("llama-3.2-1b"), known, 1, 0.0, "x")
+    monkeypatch.setattr(Search, "lines", lambda *_: (2**30, 1.0))
+    empty = Facts(0, 0, {}, {})
+    peak = lambda length: dataclasses.replace(empty, peak_reserved=2**30 + 10**6 * length)  # noqa: E731
+    monkeypatch.setattr(Search, "predict", lambda *a: peak(a[-1]))
+    longest = search.longest("LoRA")
+    room = known.memory - (known.context or module.CONTEXT) - 2**30
+    assert 0.9 * room < 10**6 * longest <= room

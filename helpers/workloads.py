@@ -316,7 +316,7 @@ def _config(name: str):
     if not online():
         raise ConnectionError(
             f"{name!r} is not in data/configs and the hub cannot be reached: check the name and "
-            f"the network, or choose from {', '.join(known)}"
+            f"the network, or choose tiny, large, auto or one of the {len(known) - 3} there"
         )
     return AutoConfig.from_pretrained(name), name, name
 

@@ -84,14 +84,15 @@ def lay_out(path: Path, linked: set[str]) -> None:
     """One lesson as the site shows it."""
     notebook, cells = nbformat.read(path, as_version=4), []
     for cell in notebook.cells:
+        name = label(path.stem, cell.id)
+        if name in linked:
+            cells.append(nbformat.v4.new_markdown_cell(f"({name})="))
         if cell.cell_type == "markdown":
             cell.source = LINK.sub(lambda m: f"]({translate(m[1], path)})", cell.source)
             cells.append(cell)
             continue
         if cell.source.startswith(address.COLAB_COMMENT):
             continue
-        if (name := label(path.stem, cell.id)) in linked:
-            cells.append(nbformat.v4.new_markdown_cell(f"({name})="))
         folded = cell.metadata.get("jupyter", {})
         tags = ["hide-output"] * bool(folded.get("outputs_hidden"))
         tags += ["hide-input"] * bool(folded.get("source_hidden"))

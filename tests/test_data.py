@@ -1,6 +1,7 @@
 """The tables and model configurations under `data/`."""
 
 import json
+import re
 from itertools import zip_longest
 from pathlib import Path
 
@@ -234,6 +235,33 @@ def test_the_picture_of_the_readme_shows_todays_rows():
 def test_claims():
     assert len(IDS) == 167 and len(LESSONS) == 23
     assert claim_problems(read("claims.csv"), notebook_cells()) == []
+
+
+SAID = {"TRUE": ("true",), "TRUE*": ("half true", "true"), "FALSE": ("false",)}
+SAID |= {"OLD": ("outdated",), "LIT": ("",), "CONTEXT": ("",)}  # of these a lesson says what it can
+
+
+def verdict_problems(source: str, known: pd.Series) -> list[str]:
+    """Rows of a lesson's table whose first words are no verdict of one of their claims."""
+    problems = []
+    for row in re.findall(r"^\|.*\|$", source, re.MULTILINE):
+        *_, said, guides, _ = (cell.strip() for cell in row.split("|"))
+        ids = re.findall(r"S\d-\d+", guides)
+        wanted = tuple(word for name in ids for word in SAID[known[name]])
+        if ids and not said.lstrip("[").startswith(wanted):
+            problems.append(f"{', '.join(ids)}: {said[:40]!r} begins with none of {wanted}")
+    return problems
+
+
+def test_a_lesson_gives_the_verdict_of_the_claim():
+    known = read("claims.csv").set_index("id")["verdict"]
+    problems = []
+    for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")):
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.cell_type == "markdown" and "| verdict |" in cell.source:
+                problems += verdict_problems(cell.source, known)
+    assert problems == []
+    assert verdict_problems("| a claim | nearly | S1-5 |", known)
 
 
 def drop_last(t):

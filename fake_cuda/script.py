@@ -2,7 +2,8 @@
 
 What the script puts on the card is fake. What it reads, draws and counts on the CPU is real and
 keeps its values, except for parameters and large uninitialised tensors: a model may be larger than
-this machine. Questions about the card are answered as on it. It stops after a few updates.
+this machine. Questions about the card are answered as on it. It stops after a few updates, which an
+optimizer takes or the script itself, by writing weights after a backward pass.
 
     script = Script("train.py", ["--batch", "8"])
     simulate(script, (8, 0)).peak_allocated, script.printed
@@ -30,9 +31,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .allocator import Allocator
 from .sandbox import sandbox
 from .simulation import MISTAKES, NO_VALUES
-from .trace import HOST, FakeTensor, Trace
+from .trace import EMPTY_CACHE, HOST, FakeTensor, Trace
 
 CUDA, CPU, DEVICE = torch.device("cuda", 0), torch.device("cpu"), FakeTensor.device.fget
 UPDATES = 2  # with the second, gradients and states stand as in all that follow
@@ -40,8 +42,12 @@ SMALL = 2**12  # values: uninitialised tensors up to this size are real, they ma
 SHOWN = 2**24  # values that come back from the card, all 1, where there are no more than these
 COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
 ONE_UPDATE = "It took one update only: from the second on, an optimizer's states stand all along."
+BY_HAND = "No optimizer took a step: weights written after a backward pass are its updates."
 SEVERAL = "asks for several processes, and one is predicted: run it with one"
-NEVER, PASSES = "never updates a model: no optimizer took a step", 1000
+NEVER = "never updates a model: no weight was written, no optimizer took a step"
+PASSES = 1000
+COUNTERS = dict(memory_allocated="allocated", max_memory_allocated="most")
+COUNTERS |= dict(memory_reserved="reserved", max_memory_reserved="peak")
 QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
 OFFLINE = "ConnectionError ConnectError LocalEntryNotFoundError OfflineModeIsEnabled URLError"
 OFFLINE = {*OFFLINE.split(), "gaierror", "HfHubHTTPError", "MaxRetryError"}
@@ -73,12 +79,35 @@ def _number(value):
     return CUDA if type(value) is int else value
 
 
-class Where(TorchDispatchMode):
-    """Keeps apart what is on the host, real or not, and what is on the card, which is fake."""
+class Memory(Allocator):
+    """torch's counters: the allocator's model, fed with what happened so far."""
 
     def __init__(self, trace: Trace):
         super().__init__()
-        self.trace = trace
+        self.trace, self.seen, self.most = trace, 0, 0
+
+    def now(self, anew: bool = False) -> "Memory":
+        """`anew`: from here on peaks are those to come."""
+        for event in self.trace.events[self.seen :]:
+            if event == EMPTY_CACHE:
+                self.empty_cache()
+            elif isinstance(event, int) and ~event in self.where:
+                self.release(~event)
+            elif isinstance(event, int) and event >= 0 and self.trace.kind[event] != HOST:
+                self.malloc(event, self.trace.size[event])
+                self.most = max(self.most, self.allocated)
+        self.seen = len(self.trace.events)
+        if anew:
+            self.most, self.peak = self.allocated, self.reserved
+        return self
+
+
+class Where(TorchDispatchMode):
+    """Keeps apart what is on the host, real or not, and what is on the card, which is fake."""
+
+    def __init__(self, trace: Trace, taken: Counter):
+        super().__init__()
+        self.trace, self.taken, self.by_hand = trace, taken, 0  # steps of optimizers; without one
         self.asked: bool | None = None  # whether what is made now goes to the card, where one said
         self.around: tuple = ()  # arguments of the function that makes it: their place counts too
         self.busy = False  # with an operation: torch itself may ask for devices, not the script
@@ -109,7 +138,7 @@ class Where(TorchDispatchMode):
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs, card = kwargs or {}, self.asked
+        kwargs, card, trace = kwargs or {}, self.asked, self.trace
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         fakes = [t for t in tensors if isinstance(t, FakeTensor)]
         if card is None:
@@ -120,11 +149,19 @@ class Where(TorchDispatchMode):
         written = args[0] if args and func._schema.is_mutable else None
         if fakes and isinstance(written, torch.Tensor) and not isinstance(written, FakeTensor):
             return written  # values of the card are not known
-        before, self.trace.on_host, self.busy = self.trace.on_host, not card, True
+        if trace.phases[-1] == "backward" and not (self.taken or trace.in_backward):
+            leaves = [t for t in tree_leaves(written) if isinstance(t, FakeTensor)]
+            ids = [trace.ids.get(t.untyped_storage()._cdata) for t in leaves]
+            if any(i is not None and trace.kind[i] == "parameters" for i in ids):
+                if self.by_hand == UPDATES:
+                    raise Stop
+                self.by_hand += 1  # a step without an optimizer
+                trace.phase("between steps")
+        before, trace.on_host, self.busy = trace.on_host, not card, True
         try:
             return func(*args, **kwargs)
         finally:
-            self.trace.on_host, self.busy = before, False
+            trace.on_host, self.busy = before, False
 
     def device(self, tensor) -> torch.device:
         """What a fake tensor says to a script, and what to torch."""
@@ -205,6 +242,8 @@ class Moves(TorchFunctionMode):
             name = func.__self__.__name__
             if name in ("is_cuda", "is_cpu") and where.on_card(first):
                 return name == "is_cuda"
+            if name == "grad" and len(args) == 1 and (gradient := func(first)) is not None:
+                where.trace.see(gradient, "gradients")
             if name == "data" and fake and len(args) == 2 and not isinstance(args[1], FakeTensor):
                 args = (first, where.like(args[1], where.on_card(first)))
             return func(*args, **kwargs)
@@ -246,7 +285,8 @@ class Script:
     def inside(self, trace: Trace) -> Iterator[None]:
         """What `simulate` puts around the run."""
         folder, modules = str(self.path.resolve().parent), set(sys.modules)
-        self.where = where = Where(trace)
+        self.taken.clear()
+        self.where = where = Where(trace, self.taken)
         with ExitStack() as stack:
             enter = stack.enter_context
             stack.callback(_forget, folder, modules)
@@ -268,14 +308,11 @@ class Script:
 
     def of_the_card(self, where: Where) -> Iterator[tuple]:
         """What torch.cuda and torch.accelerator answer; functions not named here do nothing."""
-        cuda, trace, total = torch.cuda, where.trace, self.memory
+        cuda, trace, total, memory = torch.cuda, where.trace, self.memory, Memory(where.trace)
         capability = trace.card.capability
 
-        def allocated(*_, **__):
-            return sum(trace.size[i] for i in trace.ids.values() if trace.kind[i] != HOST)
-
         def free(*_):
-            return total - allocated(), total
+            return total - memory.now().reserved, total
 
         facts = dict(name=self.card, major=capability[0], minor=capability[1], is_integrated=False)
         facts |= dict(total_memory=total, multi_processor_count=trace.card.sms, warp_size=32)
@@ -286,12 +323,14 @@ class Script:
         told |= dict(current_stream=Anything, default_stream=Anything, stream=Anything)
         told |= dict(is_bf16_supported=lambda emulated=True: emulated or capability >= (8, 0))
         told |= dict(memory_stats=Counter(), synchronize=cuda.synchronize)
+        told |= dict(reset_peak_memory_stats=lambda *_, **__: memory.now(anew=True) and None)
+        for name, counter in COUNTERS.items():
+            told[name] = lambda *_, counter=counter, **__: getattr(memory.now(), counter)
         for owner in (cuda, cuda.memory, cuda.nvtx, torch.accelerator):
             for name, function in list(vars(owner).items()):
                 own = inspect.isfunction(function) and function.__module__.startswith("torch.")
                 if own and name != "range":
-                    size = name.endswith(("allocated", "reserved", "cached"))
-                    value = allocated if size else told.get(name)
+                    value = told.get(name.replace("cached", "reserved"))
                     silent = lambda *_, value=value, **__: value  # noqa: E731
                     yield owner, name, value if callable(value) else silent
         yield from ((cuda, name, Anything) for name in ("Stream", "Event", "device", "device_of"))
@@ -342,7 +381,6 @@ class Script:
 
     def __call__(self):
         """Run it until each of its optimizers has taken two steps; its variables are returned."""
-        self.taken.clear()
 
         def count(optimizer, *_):
             self.taken[id(optimizer)] += 1
@@ -356,15 +394,18 @@ class Script:
             with patch.dict(sys.modules, {"__main__": main}):
                 exec(compile(self.path.read_bytes(), str(self.path), "exec"), main.__dict__)
         except (Exception, SystemExit, Stop) as error:
-            if not self.taken or not isinstance(error, SystemExit | Stop):
+            if not (self.taken or self.where.by_hand) or not isinstance(error, SystemExit | Stop):
                 raise ValueError(f"{self.path} {self.why(error)}") from error
         finally:
             hook.remove()
-        if not self.taken:
+        updates = min(self.taken.values(), default=self.where.by_hand)
+        if not updates:
             raise ValueError(f"{self.path} {NEVER}")
         if set(self.where.trace.kind) <= {HOST}:
             raise ValueError(f"{self.path} puts nothing on the card: it trains on the CPU")
-        if min(self.taken.values()) < UPDATES:
+        if not self.taken:
+            self.note = f"{self.note} {BY_HAND}".strip()
+        if updates < UPDATES:
             self.note = f"{self.note} {ONE_UPDATE}".strip()
         return main
 

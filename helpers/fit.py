@@ -4,8 +4,9 @@
     print(fit("qwen3-8b", "24GiB", length=4096))
 
 Memory and time are linear in a model's depth and in the micro-batch. So each combination is first
-predicted on *twins* of one and two blocks of layers, with the smallest and the largest micro-batch;
-what fits by these lines is then predicted in full, and only full predictions are shown.
+predicted on *twins*, of one layer of each kind and with one layer more, and with the smallest and
+the largest micro-batch; what fits by these lines is then predicted in full, and only full
+predictions are shown.
 """
 
 import functools
@@ -224,20 +225,20 @@ class Search:
             workload = workload.with_model(change) if word in name else workload
         return workload
 
-    def predict(self, name: str, micro: int, layers: int = 0, length: int = 0) -> Facts:
-        """One prediction, or what is kept of it; `layers` other than 0 asks for a twin."""
+    def predict(self, name: str, micro: int, layers: tuple = (), length: int = 0) -> Facts:
+        """One prediction, or what is kept of it; `layers`, the kind of each, ask for a twin."""
         config = type(self.workload.config).from_dict(self.workload.config.to_dict())
         if layers:
-            config.num_hidden_layers = layers
+            config.num_hidden_layers = len(layers)
             if getattr(config, "layer_types", None):
-                config.layer_types = config.layer_types[:layers]
+                config.layer_types = list(layers)
         workload = replace(self.workload, config=config, length=length or self.workload.length)
         keywords = self.settings(name, micro)
         asked = [config.to_dict(), workload.task, workload.length, name, keywords, _code()]
         asked += [self.card.name, self.card.capability, self.card.facts]
 
         def make() -> Facts:
-            depth = f", {layers} layers" if layers else ""
+            depth = f", {len(layers)} layers" if layers else ""
             self.say(f"predicting {name}, micro-batch {micro}{depth}")
             changed = self.changed(name, workload)
             times = self.batch // micro if "LoRA" in name else 1
@@ -250,20 +251,22 @@ class Search:
         return _kept(json.dumps(asked, default=str), make) if self.cache else make()
 
     def lines(self, name: str, micro: int, length: int = 0) -> tuple[float, float]:
-        """Need in bytes and seconds of a step at full depth, from two twins."""
-        depth = self.workload.config.num_hidden_layers
-        types = getattr(self.workload.config, "layer_types", None) or [0] * depth
-        block = next(n for n in range(1, depth + 1) if types == (types[:n] * depth)[:depth])
-        twins = (block, 2 * block) if depth > 2 * block else (0, 0)
-        one, two = (self.predict(name, micro, layers, length) for layers in twins)
+        """Need in bytes and seconds of a step at full depth, from twins."""
+        config = self.workload.config
+        types = getattr(config, "layer_types", None) or ["any"] * config.num_hidden_layers
+        kinds = tuple(dict.fromkeys(types))
+        twins = [kinds, *((*kinds, kind) for kind in kinds)]
+        twins = twins if len(types) > len(twins) else [()]  # no cheaper than the model itself
+        found = [self.predict(name, micro, layers, length) for layers in twins]
 
-        def at(a, b):
-            return a + (b - a) * (depth / block - 1)
+        def at(first, *others):  # those with one layer more
+            layers = zip(kinds, others, strict=False)
+            return first + sum((types.count(kind) - 1) * (more - first) for kind, more in layers)
 
         # What the allocator takes beyond the tensors hardly grows with depth, but it jumps.
-        beyond = max(twin.peak_reserved - twin.peak_allocated for twin in (one, two))
-        size = max(at(one.phases[phase], two.phases[phase]) for phase in one.phases) + beyond
-        return self.need(size), at(one.step_seconds, two.step_seconds)
+        beyond = max(twin.peak_reserved - twin.peak_allocated for twin in found)
+        size = max(at(*(twin.phases[phase] for twin in found)) for phase in found[0].phases)
+        return self.need(size + beyond), at(*(twin.step_seconds for twin in found))
 
     def candidates(self, kind: str) -> list[tuple]:
         """(seconds, way, micro-batch, bytes of one more sample) of what may fit, best first."""
@@ -318,7 +321,7 @@ class Search:
         length = int(min(most, near + (self.card.memory - low) / slope))
         while length > 0:
             length -= length % 64 if 64 < length < most else 0
-            need = self.need(search.predict(name, 1, 0, length).peak_reserved)
+            need = self.need(search.predict(name, 1, (), length).peak_reserved)
             if need <= self.card.memory:
                 return length
             guess = 0.9 * length

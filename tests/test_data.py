@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+from fnmatch import fnmatch
 from itertools import zip_longest
 from pathlib import Path
 
@@ -193,6 +195,18 @@ def published_problems(rows: pd.DataFrame) -> list[str]:
     return found
 
 
+def undescribed(readme: str, sets: dict[str, set[str]], files: list[str]) -> list[str]:
+    """Files without a row in the first table of data/README.md, sets without one of their own."""
+    words = {}  # in code, by the file that a part of the page is about
+    for part in re.split(r"\n(?=## |Columns of `)", readme):
+        first_line = part.splitlines()[0].removeprefix("Columns of")
+        words[re.search(r"[\w.]+", first_line)[0]] = set(re.findall(r"`([^`\n]+)`", part))
+    found = [f for f in files if not any(fnmatch(f, kind) for kind in words["Data"])]
+    for file, names in sets.items():
+        found += [f"{file}: the set {name}" for name in sorted(names - words.get(file, set()))]
+    return found
+
+
 def scoreboard_problems(board: pd.DataFrame) -> list[str]:
     tables = {"predicted": ("predictions.csv", ["set", "run", "variant"])}
     tables["published"] = ("measurements/published.csv", ["set", "run"])
@@ -337,6 +351,58 @@ def test_formats_a_card_lacks_have_no_rate():
     gpus = pd.read_csv(DATA / "gpus.csv")
     old = gpus[gpus.compute_capability < 8]
     assert len(old) and old[["tf32_tflops", "bf16_tflops"]].isna().all(axis=None)
+
+
+def test_links():
+    links = read("links.csv")
+    assert not links.duplicated(["link", "card"]).any() and links.ne("").all(axis=None)
+    assert set(links.card) <= set(read("gpus.csv").name)
+    assert (links.both_ways_gb_s.astype(float) > 0).all()
+
+
+DESCRIBED = ("predictions.csv", "published.csv", "peaks.csv", "speeds.csv")
+
+
+def sets_of_rows() -> dict[str, set[str]]:
+    """The sets that data/README.md describes, by the table that they are in."""
+    folders = {name: "" if name == "predictions.csv" else "measurements/" for name in DESCRIBED}
+    return {name: set(read(folders[name] + name)["set"]) for name in DESCRIBED}
+
+
+def test_every_file_and_every_set_is_described():
+    listed = subprocess.run(["git", "ls-files", "."], cwd=DATA, capture_output=True, text=True)
+    files = [file for file in listed.stdout.split() if file != "README.md"]
+    if not files:
+        pytest.skip("no clone of the repository")
+    assert undescribed((DATA / "README.md").read_text(), sets_of_rows(), files) == []
+    known = set().union(*sets_of_rows().values())
+    for name in ("real_cards.csv", "speeds.csv", "calculators.csv"):  # rows of those tables
+        assert set(read(name)["set"]) <= known, name
+    other = [file for file in files if file.endswith(".csv") and "set" in read(file)]
+    assert {Path(file).name for file in other} == {*DESCRIBED, "real_cards.csv", "calculators.csv"}
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        ("published.csv", "channels-last"),
+        ("peaks.csv", "soup"),
+        ("speeds.csv", "book-b200"),
+        ("predictions.csv", "freezing"),
+    ],
+)
+def test_a_set_or_file_that_is_not_described_is_caught(table, name):
+    readme = (DATA / "README.md").read_text().replace(f"`{name}`", name)
+    readme = readme.replace("`recipe.txt`", "recipe.txt")
+    assert undescribed(readme, sets_of_rows(), ["gpus.csv", "recipe.txt"]) == [
+        "recipe.txt",
+        f"{table}: the set {name}",
+    ]
+
+
+@pytest.mark.parametrize("name", ["peaks.csv", "speeds.csv", "published.csv"])
+def test_every_row_that_others_measured_names_its_source(name):
+    assert read(f"measurements/{name}")["source"].str.strip().ne("").all()
 
 
 def test_published_measurements():

@@ -137,6 +137,26 @@ def test_the_lines_of_two_twins_meet_the_full_prediction(name, tmp_path):
     assert seconds == pytest.approx(full.step_seconds, rel=0.05)
 
 
+def test_layers_of_two_kinds_need_a_twin_for_each(tmp_path, monkeypatch):
+    shape = SHAPE | {"num_hidden_layers": 8, "hidden_size": 256, "head_dim": 64}
+    config = transformers.Gemma3TextConfig(**shape, vocab_size=512, sliding_window=8)
+    assert config.layer_types.count("sliding_attention") == 7  # every sixth sees everything
+    config.save_pretrained(tmp_path)
+    found, asked = search(str(tmp_path), cache=False), []
+    real = Search.predict
+
+    def predict(self, name, micro, layers=(), length=0):
+        asked.append(layers)
+        return real(self, name, micro, layers, length)
+
+    monkeypatch.setattr(Search, "predict", predict)
+    need, seconds = found.lines("LoRA", 2)
+    assert [len(layers) for layers in asked] == [2, 3, 3]  # and not six and twelve
+    full = found.predict("LoRA", 2)
+    assert need == pytest.approx(found.need(full.peak_reserved), rel=0.02)
+    assert seconds == pytest.approx(full.step_seconds, rel=0.05)
+
+
 @pytest.mark.parametrize("name", ("full, checkpointing", "LoRA", "QLoRA, checkpointing"))
 def test_what_is_kept_is_the_prediction_with_the_same_settings(name, decoder):
     found = search(decoder, batch=4, cache=False)

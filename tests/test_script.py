@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fake_cuda import script, simulate
-from fake_cuda.script import COMPILED, ONE_UPDATE, Script
+from fake_cuda.cost import Card
+from fake_cuda.script import BY_HAND, COMPILED, ONE_UPDATE, Script
 from helpers.__main__ import main
 
 MODEL = """
@@ -42,6 +43,7 @@ LOOP = MODEL + textwrap.dedent("""
         print(f"{loss.item():.3f} {loss:.2f}", torch.cuda.memory_allocated())
     raise SystemExit("it should have stopped before")
 """)
+T4 = Card("T4", (7, 5), 40, 320e9, {"fp32": 4.35e12, "fp16": 41.9e12})
 UPDATE = """
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(9):
@@ -217,6 +219,55 @@ def test_one_update_is_marked(write):
     script = Script(write(MODEL + "model = build().cuda()" + UPDATE.replace("9", "1")))
     simulate(script, (8, 0))
     assert script.note == ONE_UPDATE
+
+
+@pytest.mark.parametrize(
+    "write_weight",
+    ["p.data.add_(p.grad, alpha=-0.1)", "p -= 0.1 * p.grad", "p.data -= 0.1 * p.grad"],
+)
+def test_weights_that_the_script_writes_itself_are_updates(write, write_weight):
+    plain = MODEL + "model = build().cuda()" + UPDATE.replace("AdamW", "SGD")
+    by_hand = f"""with torch.no_grad():
+        for p in model.parameters():
+            {write_weight}"""
+    by_hand = plain.replace("optimizer.step()", by_hand).replace("optimizer.zero", "model.zero")
+    script = Script(write(by_hand.replace("optimizer =", "unused =")))
+    found, known = (simulate(s, card=T4) for s in (script, Script(write(plain, "sgd.py"))))
+    assert script.note == BY_HAND and script.where.by_hand == 2
+    assert found.peak_allocated == pytest.approx(known.peak_allocated, rel=0.01)
+    gradients = [each.peak_by_category["gradients"] for each in (found, known)]
+    assert gradients[0] == gradients[1] > 0
+    assert 1 < found.step_seconds / known.step_seconds < 2  # one weight at a time
+
+
+def test_the_cards_counters_answer_as_the_prediction_does(write):
+    asked = """
+    ask = torch.cuda
+    ask.synchronize()
+    print(*(f() for f in (ask.memory_allocated, ask.max_memory_allocated, ask.memory_reserved)))
+    print(ask.max_memory_reserved(0), ask.mem_get_info()[1] - ask.mem_get_info()[0])
+    torch.accelerator.reset_peak_memory_stats()
+    print(ask.max_memory_allocated(), ask.max_memory_reserved())
+    ask.empty_cache()
+    print(torch.accelerator.memory_reserved(), ask.max_memory_cached())
+    """
+    script = Script(
+        write(
+            MODEL
+            + "model = build().cuda()"
+            + UPDATE.replace("range(9)", "range(2)").replace(
+                "optimizer.step()", "optimizer.step() if _ == 0 else None"
+            )
+            + textwrap.dedent(asked)
+        )
+    )
+    found = simulate(script, (8, 0))
+    now, most, held, most_held, taken, peak, peak_held, left, cached = map(
+        int, script.printed.split()
+    )
+    assert most == found.peak_allocated and most_held == found.peak_reserved
+    assert now < most and peak == now and held == taken == peak_held == cached
+    assert now <= left <= held
 
 
 def test_a_timeline_is_drawn(write, tmp_path, capsys):

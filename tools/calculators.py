@@ -9,10 +9,17 @@ that train all weights with AdamW, or 16-bit weights with LoRA. What each calcul
   the column "float16" for runs with 16-bit products. It asks for nothing else.
 - 16 bytes a parameter: weight, gradient, two averages and a copy; frozen ones take their format's.
 - The formula: Korthikanti and others, "Reducing Activation Recomputation in Large Transformer
-  Models" (arXiv 2205.05198). A layer keeps s b h (34 + 5 a s / h) bytes in 16 bits, without the
-  second term where attention keeps no scores, and 2 s b h with checkpointing; embedding, last norm
-  and logits add 4 s b h (1 + v / h). In 32 bits all but the masks are twice as large. To that come
-  the bytes of weights, gradients and averages in the formats of the run.
+  Models" (arXiv 2205.05198), sections 4 and 5. A layer keeps s b h (34 + 5 a s / h) bytes in 16
+  bits, without the second term where attention keeps no scores, and 2 s b h with checkpointing;
+  last norm, output layer and logits in 32 bits add 4 s b h (1 + v / h). Left out: the mask of a
+  dropout behind the embedding, s b h in all. NVIDIA's own program has the same terms, with an inner
+  width f: s b h (18 + 4 f / h), which is 34 for f = 4 h, and 4 s b h (1 + v / h)
+  (megatron/training/theoretical_memory_usage.py of NVIDIA/Megatron-LM @00caa53a).
+  In 32 bits all but the masks are twice as large: that is our extension. To that come the bytes of
+  weights, gradients and averages in the formats of the run.
+
+Some of these runs showed us a missing rule of the prediction, and PowerLM's biases were concluded
+from its bytes: so the predictions had seen the runs, and the calculators had not.
 """
 
 import copy

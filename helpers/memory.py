@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+import pynvml
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -85,7 +86,8 @@ def measure() -> Iterator[Usage]:
     usage.peak_allocated = _accelerator("max_memory_allocated")
     usage.peak_reserved = _accelerator("max_memory_reserved")
     if kind == "cuda":
-        usage.used = torch.cuda.device_memory_used()  # through NVML, as nvidia-smi
+        with suppress(pynvml.NVMLError, RuntimeError):  # in some containers, on a slice
+            usage.used = torch.cuda.device_memory_used()  # through NVML, as nvidia-smi
 
 
 def accelerator_bytes() -> int:

@@ -18,8 +18,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from helpers import fit as module
 from helpers.__main__ import main
 from helpers.fit import KINDS, WAYS, Facts, Search, card, fit
-from helpers.hardware import GIB
+from helpers.hardware import GIB, data_file
 from helpers.prediction import predict
+from helpers.runs import load
 from helpers.workloads import language_modelling, text_classification
 
 SHAPE = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
@@ -229,6 +230,23 @@ def test_the_code_of_a_classifier_runs_as_it_is(kind, encoder, pasted):
     found = search(encoder, text_classification)
     model = pasted(found, f"{kind}, checkpointing", 2 if "backward" in kind else 1)
     assert any(p.requires_grad for name, p in model.named_parameters() if "classifier" in name)
+
+
+def test_a_quantized_model_is_put_on_the_card_whole(decoder):
+    """With "auto", a fifth of the card is set aside, and what is left over for the host refused."""
+    text = search(decoder).code("QLoRA", 1)
+    assert "load_in_4bit=True" in text and "device_map" not in text
+
+
+def test_the_recorded_code_is_what_is_pasted_today():
+    for row in load("fits").itertuples():
+        model = language_modelling(row.model, length=row.length)
+        asked = Search(model, card(row.gpu), row.batch, 0.0, hub_id(row.model))
+        assert asked.code(row.recipe, row.micro_batch) == row.code
+
+
+def hub_id(name):
+    return json.loads(data_file("configs", f"{name}.json").read_text())["_name_or_path"]
 
 
 def test_the_chunked_loss_is_the_loss(decoder):

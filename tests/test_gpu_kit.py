@@ -4,9 +4,11 @@ import csv
 import json
 import sys
 import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
+import pynvml
 import pytest
 import torch
 
@@ -114,6 +116,50 @@ def test_a_row_in_which_the_process_died_is_not_tried_again(tmp_path, monkeypatc
     assert died["outcome"].startswith("failed: the process died") and died["torch"]
     assert died["run"] != other["run"] and other["outcome"] == "measured"
     assert "--again tries it once more" in capsys.readouterr().out
+
+
+def test_a_row_that_was_stopped_by_hand_is_measured_next_time(tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_kit, "measure", stop)
+    with pytest.raises(SystemExit, match="stopped; the next start measures it"):
+        run(tmp_path, "classic", "--limit", "1")
+    monkeypatch.setattr(gpu_kit, "measure", lambda *_: {"outcome": "measured"})
+    assert run(tmp_path, "classic", "--limit", "1") == 0
+    assert [row["outcome"] for row in rows(tmp_path)] == ["measured"]
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_card_that_no_longer_answers_costs_one_row(tmp_path, monkeypatch, works):
+    """After an illegal access, say, all later calls of the process fail too."""
+
+    def fail(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def synchronize():
+        if not works:
+            fail()
+
+    record = gpu_kit.Record(tmp_path / "card.csv", {"torch": "1", "transformers": "1"})
+    options = types.SimpleNamespace(limit=2, more=None, again=False)
+    monkeypatch.setattr(gpu_kit, "measure", fail)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.tensor(1))
+    with nullcontext() if works else pytest.raises(SystemExit, match="start again to go on"):
+        gpu_kit.run_jobs("classic", record, False, options)
+    failed = (tmp_path / "card.csv").read_text().count("failed: RuntimeError")
+    assert failed == (2 if works else 1)
+
+
+def test_a_driver_that_does_not_tell_its_version(monkeypatch):
+    def refused():
+        raise pynvml.NVMLError_NoPermission
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100-SXM4-40GB MIG 3g.20gb")
+    monkeypatch.setattr(pynvml, "nvmlInit", refused)
+    facts = gpu_kit.machine("cuda")
+    assert facts["card"].startswith("NVIDIA A100") and "driver" not in facts
 
 
 def test_a_model_that_the_machines_memory_cannot_hold_is_skipped(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pynvml
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -140,6 +141,19 @@ def test_an_accelerator_without_counters_has_no_numbers(card, monkeypatch):
     with measure() as usage:
         pass
     assert (usage.peak_allocated, usage.peak_reserved, usage.used) == (None, None, None)
+
+
+@pytest.mark.parametrize("error", [pynvml.NVMLError_NoPermission, RuntimeError])
+def test_a_driver_that_does_not_tell_costs_one_number(card, monkeypatch, error):
+    """In a container, or on a slice of a card (MIG)."""
+
+    def refused():
+        raise error("no")
+
+    monkeypatch.setattr(torch.cuda, "device_memory_used", refused)
+    with measure() as usage:
+        pass
+    assert (usage.peak_allocated, usage.used) == (700, None)
 
 
 def test_free_empties_the_cache(card):

@@ -44,6 +44,13 @@ def test_notebook(rule: rules.Rule, path: Path) -> None:
     assert not problems, f"{name(path)}: " + "; ".join(problems)
 
 
+def test_no_cell_waits_for_cards_that_helpers_hide() -> None:
+    """`helpers` shows a process the first card alone; `describe().cards` tells of the others."""
+    for path in NOTEBOOKS:
+        for cell in rules.code(read(path)):
+            assert "device_count()" not in cell.source, f"{name(path)}: cell {cell.id}"
+
+
 def test_the_course_has_begun() -> None:
     numbers = {path.name[:2] for path in NOTEBOOKS if not rules.is_solution(path)}
     assert {"00", "01", "02"} <= numbers, f"the first three lessons are needed, found {numbers}"

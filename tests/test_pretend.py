@@ -142,6 +142,14 @@ def test_compiled_code_is_traced_without_the_pretence(t4):
     assert found.is_cuda and found.cpu().sum() == 8
 
 
+def test_whole_numbers_are_counted_on_the_card(t4):
+    experts = torch.tensor([0, 2, 2, 3], dtype=torch.int32, device="cuda")
+    counts = torch.histc(experts, bins=4, min=0, max=3)
+    assert counts.is_cuda and counts.dtype == torch.int32 and counts.tolist() == [1, 0, 2, 1]
+    rows = F.one_hot(experts.long(), num_classes=4)
+    assert rows.is_cuda and rows.sum(0).tolist() == counts.tolist()
+
+
 def test_plain_attention_makes_its_mask_on_the_card(t4):
     q = torch.ones(2, 4, 16, 8, dtype=torch.bfloat16, device="cuda")  # no fused kernel takes it
     assert F.scaled_dot_product_attention(q, q, q, is_causal=True).is_cuda

@@ -21,6 +21,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -206,10 +207,11 @@ def machine(device: str) -> dict[str, str]:
     if device == "cuda":
         import pynvml
 
-        pynvml.nvmlInit()
         facts["card"] = torch.cuda.get_device_name()
-        facts["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
         facts["cuda"] = torch.version.cuda or ""
+        with suppress(pynvml.NVMLError):  # some containers do not tell
+            pynvml.nvmlInit()
+            facts["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
     return facts
 
 
@@ -282,12 +284,29 @@ def run_jobs(section: str, record: Record, on_cpu: bool, options: argparse.Names
             record.start(section, job.run)
             try:
                 values = measure(job, on_cpu)
+            except KeyboardInterrupt:  # by hand: that is no finding
+                record.under_way.unlink(missing_ok=True)
+                why = f"{section}: {job.run}: stopped; the next start measures it"
+                raise SystemExit(why) from None
             except Exception as error:  # one bad row must not cost the others
                 values = {"outcome": f"failed: {type(error).__name__}: {str(error)[:200]}"}
         record.add(section, job.run, **values)
         error = values.get("error_allocated")
         shown = values["outcome"] if error is None else f"allocated predicted {100 * error:+.2f} %"
         print(f"{section}: {job.run}: {shown}", flush=True)
+        if shown.startswith("failed") and not on_cpu and not answers():
+            raise SystemExit("The card no longer answers this process: start again to go on.")
+
+
+def answers() -> bool:
+    """Whether the card still works: some errors of CUDA spoil all that a process does later."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+        return bool(torch.ones(1, device="cuda").item())
+    except RuntimeError:
+        return False
 
 
 def main(arguments: list[str] | None = None) -> int:

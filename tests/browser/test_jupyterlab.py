@@ -52,7 +52,7 @@ def lesson(number: str) -> Path:
 def course(tmp_path_factory) -> Path:
     """A copy of what a reader has, without the outputs that a run must bring."""
     folder = tmp_path_factory.mktemp("course")
-    for name in ("notebooks", "data", "helpers", "fake_cuda", "tests/exercises.py"):
+    for name in ("notebooks", "data", "helpers", "fake_cuda", "tests/exercises.py", "tools/lab.py"):
         source = ROOT / name
         (folder / name).parent.mkdir(exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
@@ -73,7 +73,9 @@ def server(course, tmp_path_factory) -> Iterator[str]:
     quiet = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     arguments = "--no-browser --port=0 --IdentityProvider.token=secret --allow-root".split()
     arguments += [f"--ServerApp.root_dir={course}", "--LabApp.expose_app_in_browser=True"]
-    command = [sys.executable, "-m", "jupyterlab", *arguments]
+    # As `make lab` starts it.
+    started = re.search(r"-m (jupyterlab .*?)(?:  #.*)?$", (ROOT / "Makefile").read_text(), re.M)
+    command = [sys.executable, "-m", *started[1].split(), *arguments]
     with open(home / "log", "w") as log:
         options = {"stdout": log, "stderr": log, "env": os.environ | own | quiet, "cwd": course}
         process = subprocess.Popen(command, start_new_session=True, **options)

@@ -45,7 +45,7 @@ run: $(ENVIRONMENT)
 	$(PYTHON) tools/run_course.py --lessons "$(LESSONS)"
 
 lab: $(ENVIRONMENT)
-	OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m jupyterlab --preferred-dir notebooks  # threads sleep, not spin
+	OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m jupyterlab --config tools/lab.py --preferred-dir notebooks  # threads sleep, not spin
 
 test: $(ENVIRONMENT)
 	$(PYTHON) -m pytest $(if $(LESSONS),-k "$(subst $(space), or ,$(strip $(LESSONS:%=%_)))")

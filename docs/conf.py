@@ -5,15 +5,16 @@ from pathlib import Path
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 project = "One GPU, measured"
-author = copyright = "The authors of One GPU, measured"
+copyright = "the authors of One GPU, measured, MIT licence"
 html_title = project
 language = "en"
 # Notebooks are shown with their stored outputs; nothing runs here.
 extensions = ["myst_nb", "sphinx_copybutton"]
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_code_prompt_show, nb_code_prompt_hide = "Show the {type}", "Hide the {type}"
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence", "dollarmath", "html_image"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "dollarmath", "html_image"]
 suppress_warnings = ["mystnb.unknown_mime_type"]  # widgets: their static picture stands beside them
 html_theme = "sphinx_book_theme"
 html_theme_options = {
@@ -22,6 +23,8 @@ html_theme_options = {
     "use_download_button": False,
     "home_page_in_toc": True,
     "show_toc_level": 2,
+    "navbar_persistent": [],  # the search stands in the sidebar already
+    "footer_content_items": ["copyright.html"],
 }
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]

@@ -6,9 +6,10 @@ from matplotlib.figure import Figure
 
 from .hardware import GIB
 from .runs import load
-from .show import COLOURS
+from .show import LINES
 
 MARKERS = "osD^vP*X"
+PALETTE = [*LINES.by_key()["color"], "#6A4C93", "black"]
 
 
 def judged(rows: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -32,11 +33,11 @@ def errors(rows: pd.DataFrame, by: str | list[str] = "set") -> pd.DataFrame:
 def draw(rows: pd.DataFrame) -> Figure:
     """One dot a row of `judged`: its error over the bytes measured, coloured by source."""
     fig, ax = plt.subplots(figsize=(7, 3.8))
-    palette = [*list(COLOURS.values())[:4], "#D55E00", "#56B4E9"]
     for k, (name, group) in enumerate(rows.groupby(rows["set"].str.split("-").str[0], sort=False)):
-        look = {"color": palette[k % len(palette)], "marker": MARKERS[k % len(MARKERS)]}
+        colour, marker = PALETTE[k % len(PALETTE)], MARKERS[k % len(MARKERS)]
+        look = {"mfc": (colour, 0.6), "mec": colour, "marker": marker}
         x, y = group["measured"] / GIB, 100 * group["error"]
-        ax.plot(x, y, ls="", ms=5, alpha=0.7, label=f"{name} ({len(group)})", **look)
+        ax.plot(x, y, ls="", ms=5, label=f"{name} ({len(group)})", **look)
     for y, line in {1: ":", -1: ":", 5: "--", -5: "--"}.items():
         ax.axhline(y, color="#666666", linestyle=line, linewidth=0.8)
     ax.axhline(0, color="black", linewidth=0.8, linestyle="-")

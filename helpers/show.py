@@ -12,15 +12,16 @@ from matplotlib.figure import Figure
 from .hardware import GIB
 from .runs import CATEGORIES
 
-# Okabe and Ito's palette, told apart by colour-blind readers; hatches repeat it without colour.
+# Okabe and Ito's palette, told apart by colour-blind readers, its light colours darkened until they
+# stand out from white (3:1); hatches repeat it without colour.
 COLOURS = dict(
-    zip(CATEGORIES, ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#999999"], strict=True)
+    zip(CATEGORIES, ["#0072B2", "#C98700", "#009E73", "#CC79A7", "#5A5A5A"], strict=True)
 )
 HATCHES = dict(zip(CATEGORIES, ["", "//", "..", "xx", "\\\\"], strict=True))
 # What every figure shares, so that a lesson draws one with a line of pandas: `table.plot()`.
 STYLE = {"figure.figsize": (7, 3.2), "figure.constrained_layout.use": True}
 STYLE |= {"legend.frameon": False, "legend.fontsize": 8, "hatch.linewidth": 0.5}
-LINES = plt.cycler(color=[*COLOURS.values(), "#D55E00"])
+LINES = plt.cycler(color=[*COLOURS.values(), "#A63C00"])
 LINES += plt.cycler(linestyle=["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1))])
 plt.rcParams.update(STYLE | {"axes.prop_cycle": LINES})
 

@@ -299,6 +299,44 @@ def images_have_alt_text(nb: NotebookNode, path: Path) -> list[str]:
     return problems
 
 
+def alt_text_states_a_finding(nb: NotebookNode, path: Path) -> list[str]:
+    """A sentence of some words about what is seen, not the kind of the picture."""
+    kind = r"(an? |the )?(\w+ )?(plot|figure|chart|graph|picture|image|diagram|histogram)s?\b"
+    problems = []
+    for cell in code(nb):
+        for output in cell.outputs:
+            alt = str(output.get("metadata", {}).get("image/png", {}).get("alt", "")).strip()
+            if alt and (re.match(kind, alt, re.IGNORECASE) or len(alt.split()) < 5):
+                problems.append(f"{where(nb, cell)} has {alt[:40]!r}: state what the picture shows")
+    return problems
+
+
+def texts_of_pictures_are_readable(nb: NotebookNode, path: Path) -> list[str]:
+    sizes = r"(?:fontsize|labelsize|font\.size|titlesize)\W{1,4}(\d+(?:\.\d+)?|'?x+-small'?)"
+    return [
+        f"{where(nb, cell)} draws a text of {size} points, 8 are the least"
+        for cell in code(nb)
+        for size in re.findall(sizes, cell.source)
+        if not size[0].isdigit() or float(size) < 8
+    ]
+
+
+def links_say_where_they_lead(nb: NotebookNode, path: Path) -> list[str]:
+    """Whoever hears only the links of a page must be able to choose one."""
+    empty = {"", "here", "click here", "link", "this", "this link", "this page", "more", "see"}
+    problems = []
+    for cell in markdown(nb):
+        named = without_fences(cell.source).replace("`", "")  # `code` can be a name
+        for text in re.findall(r"(?<!!)\[([^\[\]]*)\]\([^)]+\)", named):
+            if text.strip(" .,*_").lower() in empty or re.match(r"(https?:|www\.)", text):
+                problems.append(f"{where(nb, cell)} has a link named {text!r}: say where it leads")
+        bare = re.findall(r"(?<![\w(<\"'])https?://\S+|<https?:[^>]+>", prose(cell.source))
+        problems += [
+            f"{where(nb, cell)} shows the address {found[:40]}: name the link" for found in bare
+        ]
+    return problems
+
+
 def no_svg_or_attachments(nb: NotebookNode, path: Path) -> list[str]:
     """SVG is compared and never the same; attachments vanish in many viewers."""
     problems = []
@@ -615,6 +653,9 @@ EVERYWHERE: tuple[Rule, ...] = (
     no_errors,
     no_widgets,
     images_have_alt_text,
+    alt_text_states_a_finding,
+    texts_of_pictures_are_readable,
+    links_say_where_they_lead,
     no_svg_or_attachments,
     badge_opens_this_file,
     colab_cell_is_the_generated_one,

@@ -1,6 +1,9 @@
 """How the reading site is laid out, and that a dead link is seen. `make site` builds it."""
 
+import re
+
 import nbformat
+import pandas as pd
 import pytest
 
 import build_site
@@ -53,7 +56,74 @@ def test_every_lesson_has_a_place_in_the_contents():
         assert f"\n{path.relative_to(build_site.ROOT).with_suffix('').as_posix()}\n" in page
 
 
-def test_a_dead_link_is_seen(tmp_path):
-    (tmp_path / "a.html").write_text('<a href="b.html#here">x</a> <a id="top" href="#top">y</a>')
-    (tmp_path / "b.html").write_text('<p id="here"> <img src="none.png"> <a href="a.html#gone">')
-    assert list(build_site.dead_links(tmp_path)) == ["b.html: none.png", "b.html: a.html#gone"]
+def test_the_front_page_shows_the_evidence_and_every_row_of_the_scoreboard():
+    page = build_site.front_page()
+    assert re.search(r"!\[[^\]]{40,}\]\(real_cards.png\)", page)
+    rows = pd.read_csv(build_site.ROOT / "data" / "board.csv", dtype=str)
+    shown = re.sub(r"\[(lesson \d\d)\]\([^)]+\)", r"\1", page)
+    for row in rows.itertuples():
+        columns = row.method, row.claimed, row.judged, row.predicted, row.recorded
+        assert shown.count("| " + " | ".join(columns) + " |") == 1
+    assert page.index("## Lessons") < page.index("### Faster") < page.index("## Predict your own")
+
+
+def test_a_badge_becomes_a_link_of_our_own():
+    text = build_site.with_links(build_site.address.badge(LESSON.stem), LESSON)
+    assert "colab-badge" not in text and "](http" in text and text.endswith("{.colab}")
+    assert build_site.front_page().count("[Open in Colab](") >= 23
+
+
+SOUND = '<article><h1>A</h1><h2>B</h2><img alt="It falls." src="a.png"></article><h4>C</h4>'
+COLAB = build_site.address.badge_for("notebooks/a.ipynb")[:-1].split("](")[-1]
+FAULTS = {
+    '<article><h1>A</h1><h3 id="x">B</h3></article>': "level 3 follows one of level 1",
+    "<article><h2>A</h2></article>": "level 2 follows one of level 0",
+    "<article><h1>A</h1><h1>B</h1></article>": "level 1 follows one of level 1",
+    '<article><h1>A</h1><img src="a.png"></article>': "without alternative text",
+    '<article><h1>A</h1><img alt=" " src="a.png"></article>': "without alternative text",
+    '<a href="b.html">': "b.html leads nowhere",
+    '<a href="#gone">': "#gone leads nowhere",
+    '<a id="top" href="a.html#gone">': "a.html#gone leads nowhere",
+}
+
+
+@pytest.mark.parametrize("text", FAULTS)
+def test_a_fault_of_a_page_is_seen(tmp_path, text):
+    (tmp_path / "a.png").write_bytes(b"")
+    (tmp_path / "a.html").write_text(SOUND)
+    assert list(build_site.faults(tmp_path)) == []
+    (tmp_path / "a.html").write_text(text)
+    (fault,) = build_site.faults(tmp_path)
+    assert fault.startswith("a.html: ") and FAULTS[text] in fault
+
+
+@pytest.mark.parametrize("links", [[], [COLAB, COLAB], [COLAB.replace("a.ipynb", "b.ipynb")]])
+def test_a_notebook_has_one_button_and_it_opens_this_notebook(tmp_path, links):
+    (tmp_path / "notebooks").mkdir()
+    page = tmp_path / "notebooks" / "a.html"
+    page.write_text(f'<a href="{COLAB}">')
+    assert list(build_site.faults(tmp_path)) == []
+    page.write_text("".join(f'<a href="{link}">' for link in links))
+    assert "button" in next(build_site.faults(tmp_path))
+
+
+def test_colours_of_the_site_are_those_of_the_theme():
+    """They have enough contrast in light and dark; `make test-browser` lets axe measure them."""
+    own = (build_site.ROOT / "docs" / "site.css").read_text(encoding="utf-8")
+    assert re.findall(r"#[0-9a-fA-F]{3,8}\b(?=[^{}]*;)|rgba?\(|hsl", own) == ["#fff"]
+    assert "color: inherit" in own and not re.search(r"(?<!-)color: (?!inherit)", own)
+
+
+def test_what_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, capsys):
+    (tmp_path / "build").write_text("a file where the folder should be")
+    monkeypatch.setattr(build_site.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(build_site, "SOURCE", tmp_path / "build" / "site-source")
+    monkeypatch.setattr(build_site, "SITE", tmp_path / "build" / "site")
+    assert build_site.main() == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_without_sphinx_one_sentence_says_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setattr(build_site.importlib.util, "find_spec", lambda name: None)
+    assert build_site.main() == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -151,7 +151,7 @@ def good_lesson(number: int, root: Path) -> NotebookNode:
         md("**You will** measure. **You need** nothing, and one minute."),
         new_code_cell(address.colab_cell(root)),
         new_code_cell("%matplotlib inline\nimport math"),
-        md("## Predict\n\n![A curve](picture.png), see https://example.org/home/page"),
+        md("## Predict\n\n![A curve](picture.png), see [it](https://example.org/home/page)"),
         md(f"```python\n# not a heading\n```\n\n{WORDS}"),
         md(f"### In detail {number}\n\n~~~\n![](in-a-fence.png)\n~~~"),
         md("## Measure\n\n**Before you run it, guess:** which?"),
@@ -298,6 +298,20 @@ defect(r.images_have_alt_text, "picture", outputs(F, figure(alt=" ")))
 defect(r.images_have_alt_text, "an image", source(4, "![A curve]", "![ ]"))
 defect(r.images_have_alt_text, "<img>", append(4, '\n<img src="picture.png" alt="">'))
 defect(r.images_have_alt_text, "<img>", outputs(F, html('<img src="x.png">')))
+defect(
+    r.alt_text_states_a_finding, "shows", outputs(F, figure(alt="A plot of memory over batches"))
+)
+defect(
+    r.alt_text_states_a_finding, "shows", outputs(F, figure(alt="Bar chart: memory by category"))
+)
+defect(r.alt_text_states_a_finding, "shows", outputs(F, figure(alt="Memory and batch")))
+defect(r.texts_of_pictures_are_readable, "of 7 points", append(F, "\nax.legend(fontsize=7)"))
+defect(r.texts_of_pictures_are_readable, "of 6.5", append(F, '\nx = {"font.size": 6.5}'))
+defect(r.texts_of_pictures_are_readable, "x-small", append(F, "\nax.legend(fontsize='x-small')"))
+defect(r.links_say_where_they_lead, "'here'", append(5, "It is [here](https://example.org)."))
+defect(r.links_say_where_they_lead, "https", append(5, "[https://a.org](https://a.org)"))
+defect(r.links_say_where_they_lead, "name the link", append(5, "See https://example.org/x."))
+defect(r.links_say_where_they_lead, "name the link", append(5, "See <https://example.org/x>."))
 defect(r.no_svg_or_attachments, "SVG", outputs(F, svg))
 defect(
     r.no_svg_or_attachments,

@@ -2,12 +2,14 @@
 
 import types
 
+import matplotlib
+import matplotlib.font_manager
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
-from helpers import show
+from helpers import report, show
 from helpers.runs import CATEGORIES
 
 GIB = 2**30
@@ -55,6 +57,41 @@ def test_lines_are_told_apart_without_colour(shown):
     dashes = {str(line._unscaled_dash_pattern) for line in ax.lines}  # "--" for all but solid
     assert len(dashes) == len({line.get_color() for line in ax.lines}) == 6
     show.figure(ax.figure, "Six lines.")
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colours, as WCAG 2.2 defines it."""
+    values = [np.array(matplotlib.colors.to_rgb(colour)) for colour in (one, other)]
+    linear = [np.where(v <= 0.04045, v / 12.92, ((v + 0.055) / 1.055) ** 2.4) for v in values]
+    low, high = sorted(v @ (0.2126, 0.7152, 0.0722) for v in linear)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_is_that_of_the_definition():
+    assert contrast("black", "white") == pytest.approx(21) == contrast("white", "black")
+    assert contrast("#767676", "white") == pytest.approx(4.54, abs=0.01)  # the known grey
+
+
+def test_every_colour_stands_out_from_the_white_that_pictures_are_drawn_on():
+    for colour in {*show.COLOURS.values(), *show.LINES.by_key()["color"], *report.PALETTE}:
+        assert contrast(colour, "white") >= 3, colour  # 3:1 for graphical objects
+    settings = plt.rcParams
+    for name in ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.titlecolor"):
+        colour = settings["text.color"] if settings[name] == "auto" else settings[name]
+        assert contrast(colour, settings["figure.facecolor"]) >= 4.5, name
+
+
+def test_no_text_of_a_picture_is_smaller_than_8_points():
+    sizes = {name: plt.rcParams[name] for name in plt.rcParams if name.endswith("size")}
+    texts = {name: size for name, size in sizes.items() if "font" in name or "label" in name}
+    points = matplotlib.font_manager.FontProperties
+    small = [name for name, size in texts.items() if points(size=size).get_size_in_points() < 8]
+    assert texts and not small
+
+
+def test_each_source_of_the_real_cards_has_its_own_marker_and_colour():
+    assert report.judged()["set"].str.split("-").str[0].nunique() <= len(report.MARKERS)
+    assert len(report.MARKERS) == len(set(report.MARKERS)) == len(set(report.PALETTE))
 
 
 def test_bars_stack_the_categories_and_name_the_total(shown):

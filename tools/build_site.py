@@ -5,10 +5,12 @@
 Sphinx with MyST-NB and its book theme, because they build without a network (MyST's own site
 builder fetches its theme at each first build). The lessons are laid out anew in build/site-source:
 the cell for Colab is left out, what is folded in JupyterLab is folded, links lead to pages of the
-site or to files of the repository. At the end each link inside the site is looked up.
+site or to files of the repository, badges are links of our own. At the end each page is read over:
+links inside the site, headings, alternative texts, the button for Colab.
 """
 
 import html.parser
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -26,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
 LINK = re.compile(r"\]\(([^)\s]+)\)")  # of Markdown
 HREF = re.compile(r'href="([^"]+)"')  # of a table that a cell shows
+BADGE = re.compile(r"\[!\[Open in Colab\]\([^)]*\)\]\(([^)]+)\)")
+PACKAGES = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton")
 CELL = re.compile(r"(\d\d)_\w+\.ipynb#cell-id=([\w-]+)")
 PARTS = {
     "The baseline": range(0, 3),
@@ -34,6 +38,12 @@ PARTS = {
     "Put together": range(15, 18),
     "Beyond": range(18, 100),
 }
+
+
+def with_links(text: str, page: Path) -> str:
+    """Markdown with the links of the site; a badge, which others would serve, is one of them."""
+    text = LINK.sub(lambda m: f"]({translate(m[1], page)})", text)
+    return BADGE.sub(r"[Open in Colab](\1){.colab}", text)
 
 
 def label(lesson: str, cell: str) -> str:
@@ -88,7 +98,7 @@ def lay_out(path: Path, linked: set[str]) -> None:
         if name in linked:
             cells.append(nbformat.v4.new_markdown_cell(f"({name})="))
         if cell.cell_type == "markdown":
-            cell.source = LINK.sub(lambda m: f"]({translate(m[1], path)})", cell.source)
+            cell.source = with_links(cell.source, path)
             cells.append(cell)
             continue
         if cell.source.startswith(address.COLAB_COMMENT):
@@ -115,23 +125,30 @@ def lay_out(path: Path, linked: set[str]) -> None:
 
 
 def board() -> str:
-    """The scoreboard of lesson 16 as a table."""
-    table = pd.read_csv(ROOT / "data" / "board.csv").fillna("")
-    table = table[["question", "method", "claimed", "predicted", "recorded", "judged"]]
-    lines = ["| " + " | ".join(table) + " |", "|" + "---|" * len(table.columns)]
-    rows = table.astype(str).itertuples(index=False)
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+    """The scoreboard of lesson 16, as tables."""
+    table = pd.read_csv(ROOT / "data" / "board.csv", dtype=str)
+    columns = ["method", "claimed", "judged", "predicted", "recorded"]
+    numbered = {path.stem[:2]: path.stem for path in notebooks() if path.parent.name == "notebooks"}
+    lines = []
+    for question, title in {"speed": "Faster: above 1", "memory": "Lighter: below 1"}.items():
+        lines += [f"### {title}", "", "| " + " | ".join(columns) + " |", "|---" * 5 + "|"]
+        rows = table.loc[table["question"] == question, columns].itertuples(index=False)
+        lines += ["| " + " | ".join(row) + " |" for row in rows] + [""]
+    linked = (lambda m: f"[lesson {m[1]}](notebooks/{numbered[m[1]]}.ipynb)", "\n".join(lines))
+    return re.sub(r"lesson (\d\d)", *linked)
 
 
 def front_page() -> str:
-    """The README with the course's contents in place of its table, and the scoreboard."""
+    """The README with the scoreboard, and the course's contents at its end."""
     page = ROOT / "README.md"
-    text = page.read_text(encoding="utf-8")
-    text = LINK.sub(lambda m: f"]({translate(m[1], page)})", text)
+    text = with_links(page.read_text(encoding="utf-8"), page)
     text = text.replace(f"{address.repository()}/blob/main/data/real_cards.png", "real_cards.png")
-    board_text = "## What the guides claim, judged\n\n"
-    board_text += "How each row is found and judged is told in "
-    board_text += "[lesson 16](notebooks/16_all_together.ipynb).\n\n" + board()
+    board_text = "## What the guides claim, judged\n\nA table in the guides says of ten methods "
+    board_text += "whether each trains faster, and whether it needs less memory. Here is every "
+    board_text += "answer with our verdict, and the factor that was predicted and that others "
+    board_text += "measured. [Lesson 16](notebooks/16_all_together.ipynb) tells how.\n\n" + board()
+    before, after = text.split("\n## Predict your own run\n")
+    text = f"{before}\n{board_text}\n## Predict your own run\n{after}"
     trees = []
     names = [p.stem for p in notebooks() if p.parent.name == "notebooks"]
     for part, numbers in PARTS.items():
@@ -142,7 +159,7 @@ def front_page() -> str:
     trees.append(tree("Use it", more))
     solved = [f"notebooks/solutions/{p.stem}" for p in notebooks() if p.parent.name == "solutions"]
     trees.append(tree("Worked solutions", solved))
-    return "\n\n".join([text, board_text, *trees]) + "\n"
+    return "\n\n".join([text, *trees]) + "\n"
 
 
 def tree(caption: str, files: list[str]) -> str:
@@ -151,26 +168,51 @@ def tree(caption: str, files: list[str]) -> str:
     return "```{toctree}\n" + options + "\n" + "\n".join(files) + "\n```" if files else ""
 
 
+def lay_out_all() -> None:
+    """All pages of the site, as Sphinx reads them."""
+    for folder in (SOURCE, SITE):
+        shutil.rmtree(folder, ignore_errors=True)
+    linked = linked_cells()
+    for path in notebooks():
+        lay_out(path, linked)
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        text = with_links(path.read_text(encoding="utf-8"), path)
+        (SOURCE / "docs").mkdir(exist_ok=True)
+        (SOURCE / "docs" / path.name).write_text(text, encoding="utf-8")
+    shutil.copy(ROOT / "data" / "real_cards.png", SOURCE)
+    (SOURCE / "index.md").write_text(front_page(), encoding="utf-8")
+
+
 class Page(html.parser.HTMLParser):
-    """The links and the names of a page."""
+    """The links and names of a page, and the headings and pictures of its article."""
 
     def __init__(self, path: Path):
         super().__init__()
-        self.links, self.names = [], set()
+        self.links, self.names, self.levels, self.alts = [], set(), [], []
+        self.inside = False
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attributes):
         given = dict(attributes)
+        self.inside |= tag == "article"
         self.names |= {given[key] for key in ("id", "name") if given.get(key)}
         if tag in ("a", "img", "link", "script"):
             self.links += [given[key] for key in ("href", "src") if given.get(key)]
+        if self.inside and re.fullmatch("h[1-6]", tag):
+            self.levels.append(int(tag[1]))
+        if self.inside and tag == "img":
+            self.alts.append((given.get("alt") or "").strip())
+
+    def handle_endtag(self, tag):
+        self.inside &= tag != "article"
 
 
-def dead_links(site: Path) -> Iterator[str]:
-    """Links inside the site that lead nowhere."""
+def faults(site: Path) -> Iterator[str]:
+    """What a reader should not meet, page by page."""
     files = [path for path in sorted(site.glob("**/*.html")) if "_static" not in path.parts]
     pages = {path: Page(path) for path in files}
     for path, page in pages.items():
+        name = path.relative_to(site)
         for link in page.links:
             file, anchor = urldefrag(unquote(link))
             if re.match(r"[a-z]+:|//", file):
@@ -178,35 +220,40 @@ def dead_links(site: Path) -> Iterator[str]:
             target = (path.parent / file.split("?")[0]).resolve() if file else path
             target = target / "index.html" if target.is_dir() else target
             if not target.exists():
-                yield f"{path.relative_to(site)}: {link}"
+                yield f"{name}: {link} leads nowhere"
             elif anchor and target in pages and anchor not in pages[target].names:
-                yield f"{path.relative_to(site)}: {link}"
+                yield f"{name}: {link} leads nowhere"
+        for above, below in zip([0, *page.levels], page.levels, strict=False):
+            if below > above + 1 or (below == 1 and above):
+                yield f"{name}: a heading of level {below} follows one of level {above}"
+        if "" in page.alts:
+            yield f"{name}: a picture without alternative text"
+        if name.parts[0] == "notebooks":
+            badge = address.badge_for(name.with_suffix(".ipynb").as_posix())
+            wanted, found = [badge[:-1].split("](")[-1]], page.links
+            if [link for link in found if link.startswith(f"{address.COLAB}/github")] != wanted:
+                yield f"{name}: not one button that opens this notebook on Colab"
 
 
 def main() -> int:
-    try:
-        import sphinx  # noqa: F401  (so that one sentence says what is missing)
-    except ImportError:
+    if not all(map(importlib.util.find_spec, PACKAGES)):
         print("The site needs Sphinx: python -m pip install -e '.[site]'", file=sys.stderr)
         return 2
-    for folder in (SOURCE, SITE):
-        shutil.rmtree(folder, ignore_errors=True)
-    linked = linked_cells()
-    for path in notebooks():
-        lay_out(path, linked)
-    for path in sorted((ROOT / "docs").glob("*.md")):
-        text = LINK.sub(lambda m, page=path: f"]({translate(m[1], page)})", path.read_text())
-        (SOURCE / "docs").mkdir(exist_ok=True)
-        (SOURCE / "docs" / path.name).write_text(text, encoding="utf-8")
-    shutil.copy(ROOT / "data" / "real_cards.png", SOURCE)
-    (SOURCE / "index.md").write_text(front_page(), encoding="utf-8")
+    try:
+        lay_out_all()
+    except OSError as error:
+        print(f"build cannot be written, {error.strerror}: {error.filename}", file=sys.stderr)
+        return 2
     command = [sys.executable, "-m", "sphinx", "-q", "-n", "-j", "auto", "-c", "docs"]
     if status := subprocess.run([*command, str(SOURCE), str(SITE)], cwd=ROOT).returncode:
         return status
-    if dead := list(dead_links(SITE)):
-        print("Links that lead nowhere:", *dead, sep="\n  ", file=sys.stderr)
+    for path in SITE.glob("**/*.html"):  # the name of a fold is what it shows
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(' aria-label="Toggle hidden content"', ""), encoding="utf-8")
+    if found := list(faults(SITE)):
+        print("To be mended:", *found, sep="\n  ", file=sys.stderr)
         return 1
-    print(f"{len(list(SITE.glob('**/*.html')))} pages in build/site, and no dead link inside")
+    print(f"{len(list(SITE.glob('**/*.html')))} pages in build/site; no dead link inside")
     return 0
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from lab import SENTENCE, WIDGET
+
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
@@ -52,7 +54,7 @@ def lesson(number: str) -> Path:
 def course(tmp_path_factory) -> Path:
     """A copy of what a reader has, without the outputs that a run must bring."""
     folder = tmp_path_factory.mktemp("course")
-    for name in ("notebooks", "data", "helpers", "fake_cuda", "tests/exercises.py"):
+    for name in ("notebooks", "data", "helpers", "fake_cuda", "tests/exercises.py", "tools/lab.py"):
         source = ROOT / name
         (folder / name).parent.mkdir(exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
@@ -73,7 +75,9 @@ def server(course, tmp_path_factory) -> Iterator[str]:
     quiet = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     arguments = "--no-browser --port=0 --IdentityProvider.token=secret --allow-root".split()
     arguments += [f"--ServerApp.root_dir={course}", "--LabApp.expose_app_in_browser=True"]
-    command = [sys.executable, "-m", "jupyterlab", *arguments]
+    # As `make lab` starts it.
+    started = re.search(r"-m (jupyterlab .*?)(?:  #.*)?$", (ROOT / "Makefile").read_text(), re.M)
+    command = [sys.executable, "-m", *started[1].split(), *arguments]
     with open(home / "log", "w") as log:
         options = {"stdout": log, "stderr": log, "env": os.environ | own | quiet, "cwd": course}
         process = subprocess.Popen(command, start_new_session=True, **options)
@@ -136,22 +140,24 @@ class Lab:
         cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
         return [output for cell in cells for output in cell["outputs"]]
 
-    def widget(self):
-        """The first cell that shows controls, scrolled to."""
-        index = self.page.evaluate("""() => {
-            const shown = o => o.data && o.data["application/vnd.jupyter.widget-view+json"];
-            const cells = [...window.jupyterapp.shell.currentWidget.content.model.cells];
-            return cells.findIndex(c => c.type === "code" && c.outputs.toJSON().some(shown));
-        }""")
+    def widget(self) -> int:
+        """The place of the first cell that shows controls."""
+        index = self.page.evaluate(
+            """kind => [...window.jupyterapp.shell.currentWidget.content.model.cells].findIndex(
+                c => c.type === "code" && c.outputs.toJSON().some(o => o.data && o.data[kind]))""",
+            WIDGET,
+        )
         assert index >= 0, "no cell shows a widget"
+        return index
+
+    def cell(self, index: int):
+        """A cell, scrolled to."""
         self.page.evaluate(
             "i => window.jupyterapp.shell.currentWidget.content.scrollToItem(i, 'start')", index
         )
         self.page.wait_for_timeout(1500)
         cells = self.page.locator(".jp-Notebook:visible .jp-Cell")
-        cell = cells.and_(self.page.locator(f"[data-windowed-list-index='{index}']"))
-        cell.locator("img").first.scroll_into_view_if_needed()
-        return cell
+        return cells.and_(self.page.locator(f"[data-windowed-list-index='{index}']"))
 
     def picture(self, name: str) -> None:
         PICTURES.mkdir(parents=True, exist_ok=True)
@@ -185,20 +191,8 @@ def test_a_lesson_runs_is_saved_and_opened_again(number, lab, course):
     assert complaints(lab.outputs()) == []
     lab.picture(f"{number}-run")
     if number in WIDGETS:
-        cell = lab.widget()
-        control = cell.locator("select, input[type=checkbox]").first
-        before = cell.locator("img").first.get_attribute("src")
-        lab.picture(f"{number}-widget")
-        if control.evaluate("e => e.tagName") == "SELECT":
-            now = control.evaluate("e => e.selectedIndex")
-            control.select_option(index=0 if now else 1)
-        else:
-            control.click()
-        lab.page.wait_for_function(
-            "([cell, before]) => [...cell.querySelectorAll('img')].some(i => i.src !== before)",
-            arg=[cell.element_handle(), before],
-            timeout=60_000,
-        )
+        panel = lab.widget()
+        use_by_keyboard(lab, lab.cell(panel))
         assert complaints(lab.outputs()) == []
         lab.picture(f"{number}-moved")
     lab.command("docmanager:save")
@@ -206,12 +200,41 @@ def test_a_lesson_runs_is_saved_and_opened_again(number, lab, course):
     saved = json.loads((course / "notebooks" / path.name).read_text(encoding="utf-8"))
     assert "widgets" not in saved["metadata"]
     lab.close()
+    # The next day: another kernel, and what was saved.
+    lab.page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")
     lab.open(path, first=False)
+    assert not [output for output in lab.outputs() if WIDGET in output.get("data", {})]
     if number in WIDGETS:
-        cell = lab.widget()
-        assert "model not found" not in cell.inner_text().lower()
-        assert cell.locator("img").count()
+        assert SENTENCE in lab.cell(panel).inner_text()
         lab.picture(f"{number}-again")
+        beside = [lab.cell(panel + step).locator("img").count() for step in (-1, 1)]
+        assert any(beside), "no picture beside the place of the controls"
+
+
+def use_by_keyboard(lab: Lab, cell) -> None:
+    """Tab reaches every control, each has a name and shows its focus; the first one is changed."""
+    page, controls = lab.page, cell.locator(".widget-interact :is(select, input)")
+    cell.locator("img").first.scroll_into_view_if_needed()
+    look = "e => [getComputedStyle(e).outlineStyle, getComputedStyle(e).borderColor].join()"
+    before = [control.evaluate(look) for control in controls.all()]
+    assert len(before) >= 4
+    controls.first.focus()
+    for control, unfocused in zip(controls.all(), before, strict=True):
+        assert control.evaluate("e => e === document.activeElement")
+        assert control.evaluate("e => e.labels.length && e.labels[0].textContent.trim()")
+        assert control.evaluate(look) != unfocused
+        page.keyboard.press("Tab")
+    # Space opens a list; closed, JupyterLab would take the arrows for itself.
+    shown = cell.locator("img").first.get_attribute("src")
+    controls.first.focus()
+    for key in ("Space", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+        page.wait_for_timeout(300)
+    page.wait_for_function(
+        "([cell, before]) => [...cell.querySelectorAll('img')].some(i => i.src !== before)",
+        arg=[cell.element_handle(), shown],
+        timeout=60_000,
+    )
 
 
 def test_links_and_contents_with_two_lessons_open(lab):

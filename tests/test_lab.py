@@ -1,0 +1,47 @@
+"""What JupyterLab saves when `make lab` started it."""
+
+import copy
+from pathlib import Path
+
+import lab
+
+VIEW = {lab.WIDGET: {"model_id": "1"}}
+PICTURE = {"output_type": "display_data", "data": {"image/png": "x", "text/plain": "<Figure>"}}
+TEXT = {"output_type": "stream", "name": "stdout", "text": "It fits."}
+
+
+def view(text) -> dict:
+    return {"output_type": "display_data", "metadata": {}, "data": {**VIEW, "text/plain": text}}
+
+
+def saved(*outputs) -> list[dict]:
+    cells = [{"cell_type": "markdown", "source": "x"}, {"cell_type": "code", "outputs": [*outputs]}]
+    model = {"type": "notebook", "content": {"cells": copy.deepcopy(cells)}}
+    lab.without_widgets(model=model, path="a.ipynb", contents_manager=None)
+    assert model["content"]["cells"][0] == cells[0]
+    return model["content"]["cells"][1]["outputs"]
+
+
+def test_a_panel_is_saved_as_a_sentence_and_nothing_else_changes():
+    for text in ("interactive(children=(Dropdown(", ["interactive(", "children"]):
+        first, panel, last = saved(TEXT, view(text), PICTURE)
+        assert (first, last) == (TEXT, PICTURE)
+        assert panel == view(text) | {"data": {"text/plain": lab.SENTENCE}}
+
+
+def test_a_progress_bar_is_not_saved():
+    assert saved(view("  0%|          | 0/3 [00:00<?, ?it/s]"), TEXT) == [TEXT]
+
+
+def test_other_files_are_left_alone():
+    for model in ({"type": "file", "content": "x"}, {"type": "directory", "content": None}):
+        before = copy.deepcopy(model)
+        lab.without_widgets(model=model)
+        assert model == before
+
+
+def test_every_way_to_start_jupyterlab_names_the_settings():
+    root = Path(lab.__file__).parents[1]
+    for name in ("Makefile", "README.md"):
+        text = (root / name).read_text(encoding="utf-8")
+        assert text.count("-m jupyterlab") == text.count("-m jupyterlab --config tools/lab.py") == 1

@@ -111,10 +111,10 @@ class Estimate(float):
 class Time:
     """A step's time in seconds, and the range that the comparisons with real cards justify.
 
-    `shares` splits it by `KINDS` (host: the card stands idle) and `phases` by phase. `limited_by` is
-    "host" where a slower host would cost more than a slower card: the step then takes as long on a
-    faster card, though this one may be busy; else it is the largest share of the card's. `flops` are
-    those of all products, `model_flops` without recomputation; `ideal_seconds` is what they would
+    `shares` splits it by `KINDS` (host: the card stands idle) and `phases` by phase. `limited_by`
+    is "host" where a slower host would cost more than a slower card: the step then takes as long
+    on a faster card, though this one may be busy; else the largest of the card's shares. `flops`
+    are those of all products, `model_flops` without recomputation; `ideal_seconds` is what they would
     take at the data sheet's rates. `fused_seconds` is a lower bound of what a compiler could reach
     with the same kernels: products, attention, copies and the update as they are, all other traffic
     and the host for nothing. `ends` is when the card is done with each operation of one pass.

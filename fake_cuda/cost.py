@@ -115,9 +115,9 @@ class Time:
     is "host" where a slower host would cost more than a slower card: the step then takes as long
     on a faster card, though this one may be busy; else the largest of the card's shares. `flops`
     are those of all products, `model_flops` without recomputation; `ideal_seconds` is what they
-    would take at the data sheet's rates. `fused_seconds` is a lower bound of what a compiler reaches
-    with the same kernels: products, attention, copies and the update as they are, all other traffic
-    and the host for nothing. `ends` is when the card is done with each operation of one pass.
+    would take at the data sheet's rates. `fused_seconds` is a lower bound of what a compiler could
+    reach with the same kernels: products, attention, copies and the update as they are, all other
+    traffic and the host for nothing. `ends` is when the card is done with each operation of a pass.
     Without `step_seconds`, `note` says what is missing.
     """
 

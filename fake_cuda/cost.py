@@ -82,6 +82,7 @@ class Card:
     bandwidth: float
     rates: dict[str, float]
     tf32: bool = False  # whether products of fp32 run as tf32
+    stream: float = 0.0  # bytes a second that a copy reached on such a card, where it was measured
 
     @classmethod
     def of(cls, name: str, capability: tuple[int, int], facts: dict, tf32: bool = False) -> "Card":
@@ -90,7 +91,8 @@ class Card:
             k.removesuffix("_tflops"): 1e12 * v for k, v in facts.items() if v and "flops" in k
         }
         sms, bandwidth = facts.get("sms") or 0, facts.get("bandwidth_gb_s") or 0
-        return cls(name, capability, int(sms), bandwidth * 1e9, rates, tf32)
+        stream = facts.get("bandwidth_reached_gb_s") or 0
+        return cls(name, capability, int(sms), bandwidth * 1e9, rates, tf32, stream * 1e9)
 
 
 class Estimate(float):
@@ -109,11 +111,13 @@ class Estimate(float):
 class Time:
     """A step's time in seconds, and the range that the comparisons with real cards justify.
 
-    `shares` splits it by `KINDS` (host: the card stands idle) and `phases` by phase. `flops` are
-    those of all products, `model_flops` without recomputation; `ideal_seconds` is what they would
-    take at the data sheet's rates. `fused_seconds` is a lower bound of what a compiler could reach
-    with the same kernels: products, attention, copies and the update as they are, all other traffic
-    and the host for nothing. `ends` is when the card is done with each operation of one pass.
+    `shares` splits it by `KINDS` (host: the card stands idle) and `phases` by phase. `limited_by`
+    is "host" where a slower host would cost more than a slower card: the step then takes as long
+    on a faster card, though this one may be busy; else the largest of the card's shares. `flops`
+    are those of all products, `model_flops` without recomputation; `ideal_seconds` is what they
+    would take at the data sheet's rates. `fused_seconds` is a lower bound of what a compiler could
+    reach with the same kernels: products, attention, copies and the update as they are, all other
+    traffic and the host for nothing. `ends` is when the card is done with each operation of a pass.
     Without `step_seconds`, `note` says what is missing.
     """
 
@@ -167,6 +171,7 @@ class Kernels:
         steady = "stream, 8.0" if major in (9, 10) else f"stream, {major}.{card.capability[1]}"
         shares = VALUES | {"stream": VALUES.get(steady, VALUES["stream"])}
         self.rates = {k: shares[k] * card.bandwidth for k in ("stream", "norms")}
+        self.rates["stream"] = card.stream or self.rates["stream"]
         # Loads of single values are as many as multiprocessors can issue, whatever the bandwidth.
         self.rates["scatter"] = min(self.rates["stream"], VALUES["scatter"] * self.clocks)
 
@@ -314,6 +319,7 @@ def step_time(
 
     spent = total(1, 1)
     seconds = sum(spent.values())
+    slow_card, slow_host = (sum(total(*slow).values()) for slow in ((1.1, 1), (1, 1.1)))
     split = [{}, {}]
     for key, n in spent.items():
         for part, name in zip(split, key, strict=True):
@@ -324,7 +330,7 @@ def step_time(
         step_seconds=seconds,
         low=sum(total(CARD_RANGE[0], HOST_RANGE[0]).values()),
         high=sum(total(CARD_RANGE[1], HOST_RANGE[1]).values()),
-        limited_by=max(shares, key=shares.get),
+        limited_by="host" if slow_host > slow_card else max(KINDS[1:], key=shares.get),
         shares=shares,
         phases=split[0],
         flops=sum(times),

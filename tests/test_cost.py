@@ -71,10 +71,10 @@ def test_what_was_measured_on_a_card_counts():
     assert kernels.reached("tf32") == pytest.approx(156e12 * 248 / 312)
     assert cost.Kernels(replace(card, tf32=True)).reached("fp32") == kernels.reached("tf32")
     assert cost.Kernels(A100).reached("fp32") == cost.VALUES["products"] * 19.5e12
-    known = Card.of(
-        "H20", (9, 0), {"sms": 78, "bandwidth_gb_s": 4000, "fp16_reached_tflops": 142.0}
-    )
-    assert known.rates == {"fp16_reached": 142e12}
+    facts = {"sms": 78, "bandwidth_gb_s": 4000, "fp16_reached_tflops": 142.0}
+    known = Card.of("H20", (9, 0), facts | {"bandwidth_reached_gb_s": 3500})
+    assert known.rates == {"fp16_reached": 142e12} and known.stream == 3500e9
+    assert cost.Kernels(replace(A100, stream=1e12)).rates["stream"] == 1e12
 
 
 def test_copies_take_a_share_of_the_bandwidth_by_generation():
@@ -166,6 +166,13 @@ def test_the_slower_of_host_and_card_sets_the_pace():
     assert (large.low, large.high) == pytest.approx(
         [n * large.step_seconds for n in cost.CARD_RANGE]
     )
+
+
+def test_a_busy_card_may_wait_for_its_host():
+    """The card works for 9 of 10 us, yet a faster one would not make the step shorter."""
+    busy = timed(rows(*["stream"] * 1000, moved=int(6.5e-6 * 0.87 * 1.555e12)), host=1e-5)
+    assert busy.step_seconds == pytest.approx(0.01, rel=0.01) and busy.shares["host"] < 0.15
+    assert busy.limited_by == "host"
 
 
 def test_asking_for_a_value_empties_the_queue():
@@ -294,6 +301,22 @@ def test_the_readme_says_what_the_rows_say(request):
     assert f"lie {median} off in the median, nine of ten within {most}" in text
     assert f"a plain roofline is {100 * plain['median']:.0f} % off" in text
     assert f"right in {100 * ours['in order']:.0f} % of the pairs" in text
+    told = record_speeds.errors(rows.dropna(subset="told"), "told")
+    median, most = (f"{100 * told[name]:.0f} %" for name in ("median", "90 %"))
+    assert f"the machine's other steps lie {median} off, nine of ten within {most}" in text
+
+
+def test_one_step_tells_the_host_of_a_machine():
+    """Rows that give the host away judge nothing, and where no row does, the default stays."""
+    table = recorded()
+    table = table[table["role"] != "excluded"]
+    first = table[table["limited"] == "host"].drop_duplicates("set")
+    assert set(table.index[table["told"].isna()]) == set(first.index)
+    others = table[~table["set"].isin(first["set"])]
+    assert (others["told"] == others["predicted"]).all()
+    judged = table[(table["role"] == "judged") & table["told"].notna()]
+    waiting = judged[judged["limited"] == "host"]
+    assert (waiting["told_limited_by"] == "host").mean() > (waiting["limited_by"] == "host").mean()
 
 
 @pytest.mark.parametrize(

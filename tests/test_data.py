@@ -62,6 +62,7 @@ GPU_NUMBERS = {
     "compute_capability": False,
     "sms": True,
     "bandwidth_gb_s": True,
+    "bandwidth_reached_gb_s": True,
     "fp32_tflops": True,
     "tf32_tflops": True,
     "fp16_tflops": True,

@@ -25,12 +25,21 @@ def card(name: str, tf32: bool = False) -> cost.Card:
     return cost.Card.of(found.name, found.capability, found.facts, tf32)
 
 
-def steps(model, loss: Callable, optimizer=None, times=1, scaler=None, clip=False, n=2) -> tuple:
-    """Steps of a plain loop, each of `times` passes. What comes back lives until the end."""
+def steps(
+    model, loss: Callable, optimizer=None, times=1, scaler=None, clip=False, n=2, waits=False
+) -> tuple:
+    """Steps of a plain loop, each of `times` passes. What comes back lives until the end.
+
+    With `waits` the host waits for each stage, as one does to time them apart.
+    """
     for _ in range(n):
         for _ in range(times):
             value = loss()
+            if waits:
+                value.item()
             (scaler.scale(value) if scaler else value).backward()
+        if waits:
+            value.item()
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         if scaler:
@@ -38,6 +47,8 @@ def steps(model, loss: Callable, optimizer=None, times=1, scaler=None, clip=Fals
             scaler.update()
         elif optimizer:
             optimizer.step()
+        if waits:
+            value.item()
         model.zero_grad(set_to_none=True)
     return model, optimizer
 
@@ -69,7 +80,7 @@ def decoder(name: str, size: str, stage: str, length: int, bf16: bool, by_hand: 
             with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
                 return F.cross_entropy(model(words).flatten(0, 1), words.flatten())
 
-        return steps(model, loss, torch.optim.AdamW(model.parameters()))
+        return steps(model, loss, torch.optim.AdamW(model.parameters()), waits=True)
 
     return simulate(run, card=card(name))
 

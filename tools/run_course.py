@@ -265,6 +265,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, machine: str | N
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # a pipe on Windows has no arrow for the losses
     try:
         sys.exit(main())
     except KeyboardInterrupt:

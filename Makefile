@@ -8,9 +8,12 @@
 # make site     build the reading site in build/site
 # make test-browser  use lessons in a real JupyterLab, in Chromium; pictures go to build/browser
 # make check-rows ROWS=card.csv  read over what make gpu wrote, before you send it
+# LAB="--no-browser --port 8889" hands options to JupyterLab.
 # LESSONS="01 02" does a part. PYTHON=python uses an environment of your own.
 LESSONS ?=
 SECTIONS ?=
+LAB ?=
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)  # a rented card's container has no other user
 ROWS ?=
 CARD ?=
 DEVICE ?= cuda
@@ -45,7 +48,8 @@ run: $(ENVIRONMENT)
 	$(PYTHON) tools/run_course.py --lessons "$(LESSONS)"
 
 lab: $(ENVIRONMENT)
-	OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m jupyterlab --config tools/lab.py --preferred-dir notebooks  # threads sleep, not spin
+	OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m jupyterlab --config tools/lab.py --preferred-dir notebooks \
+		$(AS_ROOT) $(LAB)  # threads sleep, not spin
 
 test: $(ENVIRONMENT)
 	$(PYTHON) -m pytest $(if $(LESSONS),-k "$(subst $(space), or ,$(strip $(LESSONS:%=%_)))")

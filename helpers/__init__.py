@@ -2,7 +2,26 @@
 
 import atexit
 import gc
+import importlib.metadata
 import warnings
+from contextlib import suppress
+
+from packaging.requirements import Requirement
+
+
+def refuse_other_versions() -> None:
+    """ImportError for a library outside of the course's range, whose names may be others."""
+    for wanted in map(Requirement, importlib.metadata.requires("one-gpu-measured") or ()):
+        here = None if wanted.marker else importlib.metadata.version(wanted.name)  # no extras
+        if here and not wanted.specifier.contains(here, prereleases=True):
+            raise ImportError(
+                f"{wanted.name} {here} is here, and the course needs {wanted.specifier}: "
+                "run make install, or python -m pip install -c constraints.txt -e ."
+            )
+
+
+with suppress(importlib.metadata.PackageNotFoundError):
+    refuse_other_versions()  # before they are imported
 
 import torch
 

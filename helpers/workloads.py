@@ -360,10 +360,10 @@ def _pretrain(workload: Workload, steps: int = 400) -> Path:
                     trainer.model.save_pretrained(whole)
                     shutil.rmtree(folder, ignore_errors=True)  # one that lost its weights
                     os.rename(whole, folder)
-    except PermissionError as error:
-        raise PermissionError(
+    except (OSError, SafetensorError) as error:  # no right to write, no room
+        raise OSError(
             "data/cache cannot be written, where the tiny model is kept once it is trained: make "
-            "it writable, or copy the course to a folder of your own"
+            f"it writable, make room, or copy the course to a folder of your own ({error})"
         ) from error
     return folder
 

@@ -45,6 +45,18 @@ def test_a_full_disk_and_a_folder_that_is_read_only(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**29))
     with pytest.raises(ValueError, match="0.5 GiB are free"):
         doctor.room()
-    monkeypatch.setattr(doctor, "ROOT", tmp_path / "missing")
-    with pytest.raises(ValueError, match="build/ cannot be written"):
+    (tmp_path / "data").touch()
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match="data/cache/ cannot be written"):
         doctor.writable()
+
+
+def test_helpers_of_another_are_told(monkeypatch, tmp_path):
+    assert doctor.importable() == "a notebook finds this course's helpers"
+    (tmp_path / "helpers.py").touch()  # a reader's own
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ValueError, match="finds another helpers"):
+        doctor.importable()
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="None\n"))
+    with pytest.raises(ValueError, match="does not find helpers"):
+        doctor.importable()

@@ -247,3 +247,18 @@ def test_a_kernel_that_dies_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(execution.LessonError) as failure:
         execution.execute(nb, tmp_path)
     assert str(failure.value).startswith("cell [2] (os._exit(1)) failed: the kernel died")
+
+
+def test_what_ran_before_ctrl_c_is_reported(course: Path, tmp_path: Path, monkeypatch, capsys):
+    def run_lesson(path, copy, bar):
+        if path.name.startswith("01"):
+            raise KeyboardInterrupt
+        return run_course.Outcome(path.stem, "the first", 1.0)
+
+    monkeypatch.setattr(run_course, "run_lesson", run_lesson)
+    first = sorted(course.glob("notebooks/[0-9]*.ipynb"))[0]
+    monkeypatch.setattr(run_course, "choose_lessons", lambda *_: [first, first.with_stem("01_b")])
+    monkeypatch.setattr(run_course, "read_notebook", lambda _: new_notebook())
+    assert run_course.main(["--output", str(tmp_path)], course, "a machine") == 1
+    assert "Stopped in 01_b" in (text := capsys.readouterr().out) and "1 of 2 lessons ran" in text
+    assert "the first" in (tmp_path / "report.html").read_text(encoding="utf-8")

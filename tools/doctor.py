@@ -51,16 +51,32 @@ def versions() -> list[str]:
     return lines
 
 
+def importable() -> str:
+    """Whether a notebook finds this course's helpers, and no others of that common name."""
+    ask = "import importlib.util as u; s = u.find_spec('helpers'); print(s and s.origin)"
+    options = dict(cwd=ROOT / "notebooks", capture_output=True, text=True)
+    found = subprocess.run([sys.executable, "-c", ask], **options).stdout.strip()
+    if found in ("", "None"):
+        raise ValueError("a notebook does not find helpers: run make install")
+    if Path(found).resolve().parent != ROOT / "helpers":
+        raise ValueError(
+            "a notebook finds another helpers than this course's: rename it if it is yours (beside "
+            "the notebooks, or on PYTHONPATH); if the course was moved or copied, run make install"
+        )
+    return "a notebook finds this course's helpers"
+
+
 def writable() -> str:
-    """Whether runs and executed copies can be kept."""
-    folder = ROOT / "build"
-    try:
-        folder.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"build/ cannot be written ({error.strerror}): copy the course") from error
-    return "build/ can be written"
+    """Whether runs, executed copies and the tiny model can be kept."""
+    for name in ("build", "data/cache"):
+        try:
+            (ROOT / name).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=ROOT / name):
+                pass
+        except OSError as error:
+            why = f"{name}/ cannot be written ({error.strerror})"
+            raise ValueError(f"{why}: copy the course") from error
+    return "build/ and data/cache/ can be written"
 
 
 def room() -> str:
@@ -79,7 +95,7 @@ def prediction() -> str:
     return f"BERT-large on a T4: {gib(found.peak_allocated)} predicted in {found.took:.0f} s"
 
 
-CHECKS = (writable, room, prediction)
+CHECKS = (importable, writable, room, prediction)
 
 
 def check(question: Callable[[], str]) -> tuple[bool, str]:

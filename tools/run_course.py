@@ -241,7 +241,13 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, machine: str | N
     # disable=None: a bar on a terminal, silence in a log.
     with tqdm(total=cells, unit="cell", disable=None) as bar:
         for path in paths:
-            outcome = run_lesson(path, copies / path.name, bar)
+            try:
+                outcome = run_lesson(path, copies / path.name, bar)
+            except KeyboardInterrupt:
+                if not outcomes:
+                    raise
+                tqdm.write(f"Stopped in {path.stem}; the report has what ran before.")
+                break
             outcomes.append(outcome)
             tqdm.write(f"{outcome.stem}: {outcome.status} in {outcome.seconds:.0f} s")
             for line in filter(None, (outcome.problem, *outcome.warnings)):
@@ -258,13 +264,14 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, machine: str | N
     print()
     print(as_text(table) if table else "No lesson recorded a run.")
     failed = [outcome.stem for outcome in outcomes if outcome.problem]
-    print(f"\n{len(outcomes) - len(failed)} of {len(outcomes)} lessons ran. Report: {report}")
+    print(f"\n{len(outcomes) - len(failed)} of {len(paths)} lessons ran. Report: {report}")
     if failed:
         print(f"Failed: {', '.join(failed)}")
-    return 1 if failed else 0
+    return 1 if failed or len(outcomes) < len(paths) else 0
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # a pipe on Windows has no arrow for the losses
     try:
         sys.exit(main())
     except KeyboardInterrupt:

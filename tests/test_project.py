@@ -10,9 +10,18 @@ import pytest
 import yaml
 
 import look_up
+import notebook_rules
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "data/README.md",
+    "docs/look_up.md",
+    "docs/teaching.md",
+]
 KINDS = {"markdown", "textarea", "input", "dropdown", "checkboxes"}
 
 
@@ -71,3 +80,11 @@ def test_the_page_to_look_things_up_is_up_to_date():
     rows = pd.read_csv(ROOT / "data" / "techniques.csv")
     assert set(rows["lesson"]) <= lessons and rows["technique"].is_unique
     assert not rows.isna().any().any()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_one_title_and_skips_no_level_of_headings(name):
+    text = notebook_rules.without_fences((ROOT / name).read_text(encoding="utf-8"))
+    levels = [len(marks) for marks in re.findall(r"^(#+) ", text, re.MULTILINE)]
+    assert levels[:1] == [1] and levels.count(1) == 1
+    assert all(below <= above + 1 for above, below in zip(levels, levels[1:], strict=False))

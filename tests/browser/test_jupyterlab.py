@@ -21,8 +21,6 @@ import pytest
 from lab import SENTENCE, WIDGET
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 PICTURES = ROOT / "build" / "browser"
 LESSONS = ("00", "02", "07", "17")
 WIDGETS = ("02", "17")
@@ -38,12 +36,6 @@ OPENED = """() => {
     const session = panel && panel.sessionContext && panel.sessionContext.session;
     return Boolean(session && session.kernel && session.kernel.status === "idle");
 }"""
-
-if BROWSER is None:
-    pytest.skip("no Chromium here: apt install chromium, say", allow_module_level=True)
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="needs Playwright: pip install -e '.[browser]'"
-)
 
 
 def lesson(number: str) -> Path:
@@ -97,14 +89,6 @@ def server(course, tmp_path_factory) -> Iterator[str]:
             process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
-
-
-@pytest.fixture(scope="session")
-def chromium():
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 class Lab:

@@ -9,6 +9,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 
+def in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
 class Operation(NamedTuple):
     """What one call asks of host and card. `work`: what the time of its kernel depends on."""
 
@@ -143,7 +147,7 @@ class Work:
         if trace.phases[-1] == "optimizer step":
             return "update"
         if not torch.is_grad_enabled():
-            return "backward" if trace.in_backward else "no gradients"
+            return "backward" if in_backward() else "no gradients"
         return "forward"  # a checkpointed layer too, which Python computes anew
 
     def wait(self, trace) -> None:

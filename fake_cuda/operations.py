@@ -68,7 +68,7 @@ def _products(name: str, args, outs, tf32: bool) -> list[tuple]:
         return [(1, a.numel() // a.shape[-1], b.shape[0], a.shape[-1], "int8", True)]
     if name.startswith("convolution"):
         back = name.endswith("backward")
-        out, image, weight = (args[0], args[1], args[2]) if back else (outs[0], args[0], args[1])
+        out, weight = (args[0], args[2]) if back else (outs[0], args[1])
         groups = args[9] if back else args[8]
         kind = TYPES.get(weight.dtype, "fp32")
         kind = "tf32" if kind == "fp32" else kind  # cuDNN's default (torch.backends.cudnn)

@@ -60,12 +60,11 @@ def predict_command(options: argparse.Namespace) -> str:
         asked, title = {"script": options.script}, ""
     else:
         settings = dict(map(setting, options.settings))
-        task = options.task or workloads.usual_task(options.size)
-        workload = getattr(workloads, task)(options.size, length=options.length)
+        workload = workloads.workload(options.size, options.task, length=options.length)
         found = predict(workload, gpu=options.gpu, **settings)
+        asked, words = {"task": workload.task}, workload.task.replace("_", " ")
         batch = settings.get("per_device_train_batch_size", 8)
-        asked, title = {"task": task}, f"{task.replace('_', ' ')}, batch of {batch} x "
-        title += f"{workload.length:,} tokens\n"
+        title = f"{words}, batch of {batch} x {workload.length:,} tokens\n"
     if options.timeline:
         show.drawn(found, found.workload).savefig(options.timeline, dpi=160)
     return facts(found, **asked) if options.json else f"{title}{found}"

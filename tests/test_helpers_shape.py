@@ -23,7 +23,7 @@ ARROWS = {
     "prediction": {"hardware", "workloads", "runs"},
     "training": {"hardware", "workloads", "memory", "runs", "prediction"},
     "show": {"hardware", "runs"},
-    "report": {"hardware", "runs", "show"},
+    "report": {"runs"},
     "fit": {"hardware", "workloads", "runs", "prediction"},
 }
 

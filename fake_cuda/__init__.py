@@ -31,12 +31,5 @@ from .simulation import Simulation, simulate
 from .state import forget_libraries
 from .trace import CATEGORIES
 
-__all__ = [
-    "CATEGORIES",
-    "Allocator",
-    "MiB",
-    "Simulation",
-    "forget_libraries",
-    "read_log",
-    "simulate",
-]
+__all__ = ["CATEGORIES", "Allocator", "MiB", "Simulation"]
+__all__ += ["forget_libraries", "read_log", "simulate"]

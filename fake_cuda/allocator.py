@@ -1,7 +1,6 @@
 """torch's caching allocator for CUDA, as a model of its rules."""
 
 import bisect
-import math
 
 MiB = 2**20
 
@@ -11,20 +10,14 @@ class Allocator:
 
     Sizes are rounded up to 512 bytes and cut from segments of 2 MiB (up to 1 MiB) or 20 MiB, from
     10 MiB on from segments of their own, rounded to 2 MiB: best fit, split, merge. A segment goes
-    back to the driver only by `empty_cache`, and only if no block of it is in use. Where a segment
-    would pass `limit` (bytes; none if not told) torch empties the cache by itself and tries again
-    (release_cached_blocks; the step before it needs a max_split_size_mb); MemoryError if that is
-    not enough.
+    back to the driver only by `empty_cache`, and only if no block of it is in use. Memory never
+    runs out here; on a full card torch empties the cache by itself and tries again.
 
     `allocated` is bytes in blocks, as torch counts: a large block keeps what is too small to split
-    off, up to 1 MiB.
-
-    Checked against 25 logs of training on a Blackwell, a Hopper and two unnamed cards, with torch
-    2.6 and 2.11: the same segments, blocks and addresses (data/cuda_logs, `logs.py`).
+    off, up to 1 MiB. `logs` holds all this to what CUDA did, address by address.
     """
 
-    def __init__(self, limit: float = math.inf):
-        self.limit, self.retries = limit, 0
+    def __init__(self):
         self.blocks: dict[int, tuple[int, bool, bool]] = {}  # address: (size, small, is_free)
         self.ends: dict[int, int] = {}  # where a block ends: its address
         self.free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, address)
@@ -51,11 +44,6 @@ class Allocator:
         else:
             own = -(-size // (2 * MiB)) * 2 * MiB
             block = 2 * MiB if small else own if size >= 10 * MiB else 20 * MiB
-            if self.reserved + block > self.limit:
-                self.empty_cache()
-                self.retries += 1
-            if self.reserved + block > self.limit:
-                raise MemoryError(f"{block:,} bytes more than {self.reserved:,} pass the limit")
             address = self.segment(block)
             self.reserved += block
             self.peak = max(self.peak, self.reserved)

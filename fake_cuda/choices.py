@@ -119,9 +119,10 @@ FLOAT32 = (
 HALF = "einsum mv addmv addr"
 
 
-def _in_half(op, copies: WeakTensorKeyDictionary) -> Callable:
-    off = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
+
+def _in_half(op, copies: WeakTensorKeyDictionary) -> Callable:
     def cast(x):  # `cached_cast` in autocast_mode.cpp: copies of weights last to its end
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dtype == torch.double:
             return x
@@ -135,19 +136,18 @@ def _in_half(op, copies: WeakTensorKeyDictionary) -> Callable:
         return copies[x]
 
     def run(*args, **kwargs):
-        with torch._C._ExcludeDispatchKeyGuard(off):
+        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
             return op(*tree_map(cast, args), **kwargs)
 
     return run
 
 
 def _in_float32(op) -> Callable:
-    off = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
     half = (torch.float16, torch.bfloat16)
     inside = op._schema.name in ("aten::sum", "aten::linalg_vector_norm")  # casts as it reads
 
     def run(*args, **kwargs):
-        with torch._C._ExcludeDispatchKeyGuard(off):
+        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
             if inside and args[0].dtype in half and kwargs.get("dtype") is None:
                 kwargs["dtype"] = torch.float32
             elif kwargs.get("dtype") is None:

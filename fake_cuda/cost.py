@@ -79,8 +79,8 @@ class Card:
     name: str
     capability: tuple[int, int]
     sms: int
-    bandwidth: float
-    rates: dict[str, float]
+    bandwidth: float = 0.0
+    rates: dict[str, float] = field(default_factory=dict)
     tf32: bool = False  # whether products of fp32 run as tf32
     stream: float = 0.0  # bytes a second that a copy reached on such a card, where it was measured
 

@@ -9,6 +9,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 
+def in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
 class Operation(NamedTuple):
     """What one call asks of host and card. `work`: what the time of its kernel depends on."""
 
@@ -64,7 +68,7 @@ def _products(name: str, args, outs, tf32: bool) -> list[tuple]:
         return [(1, a.numel() // a.shape[-1], b.shape[0], a.shape[-1], "int8", True)]
     if name.startswith("convolution"):
         back = name.endswith("backward")
-        out, image, weight = (args[0], args[1], args[2]) if back else (outs[0], args[0], args[1])
+        out, weight = (args[0], args[2]) if back else (outs[0], args[1])
         groups = args[9] if back else args[8]
         kind = TYPES.get(weight.dtype, "fp32")
         kind = "tf32" if kind == "fp32" else kind  # cuDNN's default (torch.backends.cudnn)
@@ -143,7 +147,7 @@ class Work:
         if trace.phases[-1] == "optimizer step":
             return "update"
         if not torch.is_grad_enabled():
-            return "backward" if trace.in_backward else "no gradients"
+            return "backward" if in_backward() else "no gradients"
         return "forward"  # a checkpointed layer too, which Python computes anew
 
     def wait(self, trace) -> None:

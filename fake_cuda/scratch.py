@@ -1,11 +1,11 @@
 """What CUDA's kernels allocate for themselves, beside their results. Fake ones allocate nothing."""
 
 import math
-from typing import NamedTuple
 
 import torch
 
 from .allocator import MiB
+from .cost import Card
 
 aten = torch.ops.aten
 PRODUCTS = {  # all that asks for cuBLAS's handle, and with it for its workspace
@@ -16,11 +16,6 @@ PRODUCTS = {  # all that asks for cuBLAS's handle, and with it for its workspace
 
 
 THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # of a multiprocessor, at most
-
-
-class Card(NamedTuple):
-    capability: tuple[int, int]
-    sms: int  # multiprocessors
 
 
 def workspace(capability: tuple[int, int], version: str = torch.__version__) -> int:

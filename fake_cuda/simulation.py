@@ -19,7 +19,6 @@ from torch._subclasses.fake_tensor import (
 from . import cost
 from .allocator import Allocator
 from .choices import cuda_choices, fake_modules
-from .scratch import Card
 from .state import undisturbed
 from .trace import CATEGORIES, EMPTY_CACHE, HOST, Trace
 
@@ -84,7 +83,7 @@ def simulate(
     """
     capability = card.capability if card else capability and tuple(capability)
     sms = card and card.sms or sms
-    trace = Trace(Card(capability, sms) if capability else None)
+    trace = Trace(cost.Card("a card", capability, sms) if capability else None)
     inside = getattr(run, "inside", None)  # of a script
     try:
         with (

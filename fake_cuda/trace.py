@@ -14,11 +14,11 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .operations import Work
-from .scratch import PRODUCTS, Card, scratch, workspace
+from .cost import Card
+from .operations import Work, in_backward
+from .scratch import PRODUCTS, scratch, workspace
 
 aten, DEVICE = torch.ops.aten, torch.ops.prim.device.default
-in_backward = torch._C._current_graph_task_id  # -1 outside of a backward pass
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
 HOST = "host"  # a storage in the CPU's memory: not one byte of the GPU's
 BUILDING, EMPTY_CACHE = "building the model", "empty cache"
@@ -102,13 +102,10 @@ class Trace(TorchDispatchMode):
         key = storage._cdata
         i = self.ids.get(key)
         if i is None:
-            i = self.ids[key] = len(self.size)
-            self.size.append(storage.nbytes())
-            self.born.append(len(self.phases) - 1)
-            self.events.append(i)
             # Born in backward with gradients on: a checkpointed layer is being recomputed.
-            recomputed = in_backward() != -1 and torch.is_grad_enabled()
-            self.kind.append("activations" if recomputed else None)
+            recomputed = in_backward() and torch.is_grad_enabled()
+            i = self.add(storage.nbytes(), "activations" if recomputed else None)
+            self.ids[key] = i
             weakref.finalize(storage, self.died, i, key)
         if self.kind[i] != HOST:
             self.kind[i] = kind or self.kind[i]
@@ -149,7 +146,7 @@ class Trace(TorchDispatchMode):
             key = torch._C.DispatchKey.AutocastCPU
             with self, torch._C._SetExcludeDispatchKeyGuard(key, off):  # else einsum stays whole
                 return func.decompose(*args, **(kwargs or {}))
-        if in_backward() != -1:
+        if in_backward():
             self.phase("backward")
             if self.cuda and not torch.is_grad_enabled():
                 func = self.in_place(func, args) or func
@@ -167,24 +164,22 @@ class Trace(TorchDispatchMode):
             self.size[self.ids[out.untyped_storage()._cdata]] = out.numel()
         return out
 
-    @property
-    def in_backward(self) -> bool:
-        return in_backward() != -1
-
     def inside(self, func, args) -> None:
         """What a kernel allocates for itself."""
-        thread = in_backward() != -1
+        thread = in_backward()
         if func in PRODUCTS and thread not in self.threads:
             self.threads.add(thread)
-            self.add(workspace(self.card.capability))
-        numbers = [self.add(size) for size in scratch(func, args, self.card)]
+            self.add(workspace(self.card.capability), "temporaries")
+        sizes = scratch(func, args, self.card)
+        numbers = [self.add(size, "temporaries") for size in sizes]
         self.events += [~i for i in numbers]
 
-    def add(self, size: int) -> int:
+    def add(self, size: int, kind: str | None) -> int:
+        """A storage is born: its number."""
         i = len(self.size)
         self.size.append(size)
         self.born.append(len(self.phases) - 1)
-        self.kind.append("temporaries")
+        self.kind.append(kind)
         self.events.append(i)
         return i
 
@@ -207,7 +202,7 @@ class Trace(TorchDispatchMode):
         known = weakref.WeakSet()
 
         def enter(module, _):
-            if in_backward() == -1:
+            if not in_backward():
                 self.phase("forward")
             if module not in known:
                 known.update(module.modules())
@@ -215,7 +210,7 @@ class Trace(TorchDispatchMode):
                     self.see(tensor, "parameters")
 
         def before(optimizer, *_):
-            if in_backward() == -1:  # else an optimizer that works inside of backward
+            if not in_backward():  # else an optimizer that works inside of backward
                 self.phase("optimizer step")
             states(optimizer)  # made when it was, or loaded: new ones may take their place
             unscaled = 0
@@ -224,7 +219,7 @@ class Trace(TorchDispatchMode):
                 if parameter.grad is not None:
                     self.see(parameter.grad, "gradients")
                     unscaled += parameter.grad.nbytes
-            if self.fp16 and in_backward() == -1:
+            if self.fp16 and not in_backward():
                 self.work.unscale(unscaled, self)
 
         def states(optimizer):
@@ -240,7 +235,7 @@ class Trace(TorchDispatchMode):
 
         def after(optimizer, *_):
             states(optimizer)
-            if in_backward() == -1:
+            if not in_backward():
                 self.phase("between steps")
 
         hooks = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fake_cuda.script import Script
 
-from . import fit, hardware, report, show, workloads
+from . import fit, report, show, workloads
 from .hardware import versions
 from .prediction import Prediction, predict
 
@@ -20,7 +20,6 @@ class Parser(argparse.ArgumentParser):
 
 
 WORDS = ("true", "false", "none")  # however they are written
-TASKS = tuple(workloads.MODELS)
 FACTS = (  # what --json says of a prediction
     "workload peak_allocated peak_reserved used context by_category fits took note "
     "step_seconds samples_per_second tokens_per_second limited_by shares model_flops_utilisation"
@@ -56,31 +55,23 @@ def picture(name: str) -> Path:
 
 
 def predict_command(options: argparse.Namespace) -> str:
-    found, text = predicted(options)
-    if options.timeline:
-        show.drawn(found, found.workload).savefig(options.timeline, dpi=160)
-    return text
-
-
-def predicted(options: argparse.Namespace) -> tuple[Prediction, str]:
     if options.script:
         found = predict(Script(options.script, options.settings), gpu=options.gpu)
-        return found, facts(found, script=options.script) if options.json else str(found)
-    settings = dict(map(setting, options.settings))
-    task = options.task or workloads.usual_task(options.size)
-    workload = getattr(workloads, task)(options.size, length=options.length)
-    found = predict(workload, gpu=options.gpu, **settings)
-    if options.json:
-        return found, facts(found, task=task)
-    batch = settings.get("per_device_train_batch_size", 8)
-    asked = f"{workload.task.replace('_', ' ')}, batch of {batch} x {workload.length:,} tokens"
-    return found, f"{asked}\n{found}"
+        asked, title = {"script": options.script}, ""
+    else:
+        settings = dict(map(setting, options.settings))
+        workload = workloads.workload(options.size, options.task, length=options.length)
+        found = predict(workload, gpu=options.gpu, **settings)
+        asked, words = {"task": workload.task}, workload.task.replace("_", " ")
+        batch = settings.get("per_device_train_batch_size", 8)
+        title = f"{words}, batch of {batch} x {workload.length:,} tokens\n"
+    if options.timeline:
+        show.drawn(found, found.workload).savefig(options.timeline, dpi=160)
+    return facts(found, **asked) if options.json else f"{title}{found}"
 
 
 def fit_command(options: argparse.Namespace) -> tuple[str, int]:
     """The recipes that fit a card, and exit status 3 where none does."""
-    if options.settings:
-        raise ValueError(f"{options.settings[0]!r} is not an option of fit")
 
     def say(text: str, end: str = "") -> None:
         if sys.stderr.isatty():  # one line, written over and over
@@ -98,61 +89,50 @@ def fit_command(options: argparse.Namespace) -> tuple[str, int]:
 
 def report_command(options: argparse.Namespace) -> str:
     """How well the predictions met what other people measured."""
-    if options.settings:
-        raise ValueError(f"{options.settings[0]!r} is not an option of report")
-    rows, picture = report.judged(), hardware.data_file().parent / "build" / "real_cards.png"
-    drawn = f"Drawn in build/{picture.name}"
-    try:
-        picture.parent.mkdir(exist_ok=True)
-        report.draw(rows).savefig(picture, dpi=160)
-    except OSError as error:  # such as a folder that is read-only
-        drawn = f"Not drawn: build/{picture.name} cannot be written ({error.strerror})"
-    return f"{report.on_real_cards(rows)}\n\n{drawn}"
+    return f"{report.on_real_cards(report.judged())}\n\nDrawn in data/real_cards.png"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m helpers", description=__doc__)
+    parser, both = Parser(prog="python -m helpers", description=__doc__), Parser(add_help=False)
+    both.add_argument("--task", choices=[*workloads.MODELS], help="guessed from the model")
+    both.add_argument("--length", type=int, help="tokens in a sample")
+    both.add_argument("--json", action="store_true", help="everything, for programs")
     commands = parser.add_subparsers(metavar="predict, fit or report", required=True)
     command = commands.add_parser(
         "predict",
+        parents=[both],
         help="predict the peak memory of training",
         usage="%(prog)s [options] [name=value ... | --script train.py -- its arguments]",
         epilog="name=value: keywords of TrainingArguments, such as bf16=True",
     )
-    command.add_argument("--task", choices=TASKS, help="guessed from the model unless given")
     command.add_argument(
         "--size", "--model", default="large", help="large, tiny, a model's name or folder"
     )
-    command.add_argument("--length", type=int, help="tokens in a sample")
     command.add_argument("--gpu", default="here", help="a card of data/gpus.csv, cpu, or here")
     command.add_argument("--script", help="a training script that nobody changed")
     command.add_argument("--timeline", type=picture, help="draw the last step: a .png file")
-    command.add_argument("--json", action="store_true")
     command.set_defaults(run=predict_command)
-    command = commands.add_parser("fit", help="find recipes that fit a card")
+    command = commands.add_parser("fit", parents=[both], help="find recipes that fit a card")
     command.add_argument("--model", required=True, help="a model's name, folder or hub id")
     command.add_argument("--gpu", default="T4", help="a card of data/gpus.csv, or memory: 24GiB")
-    command.add_argument("--task", choices=TASKS, help="guessed from the model unless given")
-    command.add_argument("--length", type=int, help="tokens in a sample")
     command.add_argument("--batch", type=int, default=8, help="samples of an optimizer step")
     command.add_argument("--data", help="texts to read for their lengths: a file or folder")
     command.add_argument("--longest", action="store_true", help="the longest sample, too")
     command.add_argument("--code", action="store_true", help="print the first recipe's code")
     command.add_argument("--no-cache", dest="cache", action="store_false")
-    command.add_argument("--json", action="store_true", help="everything, all code included")
     command.set_defaults(run=fit_command)
     command = commands.add_parser("report", help="compare predictions with measurements")
     command.set_defaults(run=report_command)
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
         cut = given.index("--") if "--" in given else len(given)
-        options, options.settings = parser.parse_known_args(given[:cut])
-        if getattr(options, "script", None):  # what stands before -- is ours
-            if options.settings:
-                raise ValueError(f"{options.settings[0]!r}: a script's arguments stand after --")
-            options.settings = given[cut + 1 :]
-        elif cut < len(given):
-            options.settings += given[cut:]
+        options, rest = parser.parse_known_args(given[:cut])
+        script = getattr(options, "script", None)
+        options.settings = given[cut + 1 :] if script else rest + given[cut:]
+        if script and rest:  # what stands before -- is ours
+            raise ValueError(f"{rest[0]!r}: a script's arguments stand after --")
+        if options.settings and options.run is not predict_command:
+            raise ValueError(f"{options.settings[0]!r} is not an option of {given[0]}")
         answer = options.run(options)
         text, status = answer if isinstance(answer, tuple) else (answer, 0)
         print(text)

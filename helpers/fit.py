@@ -14,7 +14,6 @@ import hashlib
 import inspect
 import json
 import re
-from collections import namedtuple
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -28,7 +27,7 @@ import transformers
 from torch.utils.checkpoint import checkpoint
 
 from . import hardware, workloads
-from .hardware import GPU, data_file, gib, suggest, supports, versions
+from .hardware import GPU, data_file, gib, supports, versions
 from .prediction import CONTEXT, Prediction, predict
 from .runs import load
 from .workloads import Workload
@@ -103,7 +102,6 @@ def _name(*parts: str) -> str:
     return ", ".join(filter(None, parts))
 
 
-Kind = namedtuple("Kind", "name bytes")
 KINDS = {  # what training changes, least change first, and the bytes that a weight takes at least
     "full": 16,
     "full, 8-bit AdamW": 10,
@@ -157,7 +155,7 @@ class Facts:
 class Recipe:
     """One combination, predicted in full. `need` is what the card must hold."""
 
-    kind: Kind
+    kind: str  # one of `KINDS`
     name: str  # such as "LoRA, checkpointing"
     price: str  # what it costs in quality or trouble
     micro_batch: int
@@ -309,7 +307,7 @@ class Search:
         pace = [tokens / s if s else None for s in (facts.step_seconds, facts.high, facts.low)]
         price = "; ".join(text for word, text in PRICES.items() if word in name) or "nothing"
         answer = facts, need, micro + more, next(fits, None), *pace, self.code(name, micro)
-        return Recipe(Kind(kind, KINDS[kind]), name, price, micro, self.batch // micro, *answer)
+        return Recipe(kind, name, price, micro, self.batch // micro, *answer)
 
     def longest(self, name: str) -> int:
         """The longest sample in tokens that fits with a micro-batch of one; 0 if none does."""
@@ -409,25 +407,26 @@ class Fit:
     longest: dict[str, int] = field(default_factory=dict)  # tokens, where it was asked for
     data: str = ""  # how long the samples of given data are, and what that means
 
-    def table(self) -> pd.DataFrame:
-        """One row a recipe, sizes and speeds as text."""
-        rows = []
-        for r in self.recipes or [self.miss]:
-            row = {"recipe": r.name, "micro-batch": f"{r.micro_batch} x {r.accumulation}"}
-            pace = (r.tokens_per_second, r.tokens_low, r.tokens_high)
-            pace = [f"{float(f'{n:.2g}'):,.0f}" for n in pace if n]
-            row |= {"needs": gib(r.need), "tokens/s": "{} ({} to {})".format(*pace or "---")}
-            row["limited by"] = r.facts.limited_by or "-"
-            row |= {name: gib(n) for name, n in r.facts.by_category.items()}
-            row["largest micro-batch"] = r.largest_micro_batch if self.recipes else "-"
-            row["smallest card"] = r.smallest_card or "none known"
-            if self.longest:
-                row["longest sample"] = f"{self.longest.get(r.kind.name, 0):,}"
-            rows.append(row | {"price": r.price})
-        return pd.DataFrame(rows).set_index("recipe")
+    def about(self, r: Recipe) -> list[str]:
+        """What is said of a recipe, line by line."""
+        pace = (r.tokens_per_second, r.tokens_low, r.tokens_high)
+        pace = [f"{float(f'{n:.2g}'):,.0f}" for n in pace if n]
+        said = {
+            "micro-batch": f"{r.micro_batch} x {r.accumulation}",
+            "needs": gib(r.need),
+            "tokens/s": "{} ({} to {})".format(*pace or "---"),
+            "limited by": r.facts.limited_by or "-",
+            **{name: gib(n) for name, n in r.facts.by_category.items()},
+            "largest micro-batch": r.largest_micro_batch if self.recipes else "-",
+            "smallest card": r.smallest_card or "none known",
+        }
+        if self.longest:
+            said["longest sample"] = f"{self.longest.get(r.kind, 0):,}"
+        said["price"] = r.price
+        return [r.name, *(f"  {key:20} {value}" for key, value in said.items())]
 
     def __str__(self) -> str:
-        s, table = self.search, self.table().T
+        s = self.search
         lines = [
             f"{s.workload.title}, effective batch {s.batch}, on {s.card.facts['asked']}: "
             f"{gib(s.card.memory)}, of which the recipes leave room for a context",
@@ -435,8 +434,8 @@ class Fit:
         ]
         if not self.recipes:
             lines += [f"Nothing fits. The nearest miss needs {gib(self.miss.need)}: {self.remedy}."]
-        for name in table:
-            lines += ["", name, *(f"  {key:20} {value}" for key, value in table[name].items())]
+        for recipe in self.recipes or [self.miss]:
+            lines += ["", *self.about(recipe)]
         notes = dict.fromkeys(filter(None, (self.data, *(r.facts.note for r in self.recipes))))
         return "\n".join([*lines, *([""] if notes else []), *notes])
 
@@ -452,14 +451,13 @@ class Fit:
         s = self.search
         asked = {"model": s.workload.name, "length": s.workload.length, "batch": s.batch}
         asked |= {"gpu": s.card.facts["asked"], "memory": s.card.memory, "margin": s.margin}
-        shown, fits = self.recipes or [self.miss], {"fits": bool(self.recipes)}
-        rows = [fits | asdict(r) | {"kind": r.kind.name} for r in shown]
+        rows = [{"fits": bool(self.recipes)} | asdict(r) for r in self.recipes or [self.miss]]
         asked |= {"recipes": rows, "longest": self.longest, "data": self.data}
         return json.dumps(asked | {"versions": versions()}, indent=2)
 
 
 def _cards() -> list[GPU]:
-    return sorted(hardware._gpus(data_file("gpus.csv")).values(), key=lambda c: c.memory)
+    return sorted(hardware.cards().values(), key=lambda c: c.memory)
 
 
 def card(name: str) -> GPU:
@@ -508,12 +506,9 @@ def fit(
     is read for their lengths. `say` is told what is being predicted. ValueError and OSError say
     what to change.
     """
-    task = task or workloads.usual_task(model)
-    if task not in workloads.MODELS:
-        raise ValueError(suggest(task, workloads.MODELS, "task"))
     if type(batch) is not int or batch < 1:
         raise ValueError(f"a batch of {batch!r} is impossible: it is a whole number from 1 on")
-    workload = getattr(workloads, task)(model, length=length)
+    workload = workloads.workload(model, task, length=length)
     if packed := getattr(workload.config, "quantization_config", None):
         method = packed.get("quant_method", "few bits")
         raise ValueError(f"{model} is published in {method}: name a copy of it in 16 bits")
@@ -526,7 +521,7 @@ def fit(
     search = Search(workload, card(gpu), batch, margin, hub_id, say, cache)
     found: list[Recipe] = []
     for kind in KINDS:
-        family = [r.facts.step_seconds for r in found if r.kind.name[:4] == kind[:4]]  # "full"
+        family = [r.facts.step_seconds for r in found if r.kind[:4] == kind[:4]]  # "full"
         for seconds, way, micro, more in search.candidates(kind)[:3]:
             if family and seconds * NEAR >= min(family):
                 break  # more change, and no faster
@@ -536,7 +531,7 @@ def fit(
                 break
     last = search.ways()[-1]
     best = found[0] if found else search.recipe("QLoRA", last, 1)
-    asked = [r.kind.name for r in found] if longest else ["QLoRA"] * (not found)
+    asked = [r.kind for r in found] if longest else ["QLoRA"] * (not found)
     lengths, told = {kind: search.longest(_name(kind, last)) for kind in asked}, ""
     if sizes:
         beyond = sum(n > workload.length for n in sizes) / len(sizes)

@@ -76,11 +76,10 @@ class GPU:
     facts: dict = field(default_factory=dict)
 
 
-@cache
-def _gpus(path: Path) -> dict[str, GPU]:
-    rows = pd.read_csv(path, dtype={"compute_capability": str}).to_dict("records")
-    cards = {}
-    for row in rows:
+def cards() -> dict[str, GPU]:
+    """The cards of `data/gpus.csv`, by name."""
+    table, cards = pd.read_csv(data_file("gpus.csv"), dtype={"compute_capability": str}), {}
+    for row in table.to_dict("records"):
         row = {key: None if pd.isna(value) else value for key, value in row.items()}
         name, memory = row.pop("name"), int(row.pop("memory_mib") * 2**20)
         context = row.pop("cuda_context_mib")
@@ -91,11 +90,11 @@ def _gpus(path: Path) -> dict[str, GPU]:
 
 def gpu(name: str) -> GPU:
     """The facts of a card in `data/gpus.csv`, such as `gpu("T4")`; ValueError for another name."""
-    cards = _gpus(data_file("gpus.csv"))
-    for card in cards.values():
+    known = cards()
+    for card in known.values():
         if card.name.lower() == str(name).lower():
             return card
-    raise ValueError(suggest(name, cards, "GPU"))
+    raise ValueError(suggest(name, known, "GPU"))
 
 
 def this_gpu() -> GPU:
@@ -107,7 +106,7 @@ def this_gpu() -> GPU:
     card = torch.cuda.get_device_properties(0)
     found, words = (card.major, card.minor), set(re.split("[ -]", card.name.upper()))
     facts = {"sms": card.multi_processor_count}
-    for row in _gpus(data_file("gpus.csv")).values():
+    for row in cards().values():
         name = set(re.split("[ -]", row.name.upper()))
         same = (row.capability, row.facts["sms"]) == (found, facts["sms"]) and name <= words
         size = abs(row.memory / card.total_memory - 1) < 0.05  # the driver keeps some for itself

@@ -130,49 +130,48 @@ def predict(
     predicted as bf16 (the same bytes), tf32 as fp32. ValueError for an unknown or refused setting.
     """
     card = _card(gpu)
-    is_workload = isinstance(workload, Workload)
-    if not is_workload and (settings or optimizer):
-        raise ValueError("a function of your own takes no settings: put them inside of it")
     if not (isinstance(host, float | int) and host >= 0):
         raise ValueError(f"host={host!r} is not a number of seconds, such as {cost.HOST_SECONDS}")
-    if isinstance(workload, Script):
-        if card is None:
-            raise ValueError("a script is predicted for a card: name one, such as gpu='T4'")
-        workload.card, workload.memory = card.name, card.memory
-    arguments, note = _fake_arguments(settings, optimizer, card) if is_workload else ({}, "")
-    asked = workload.with_model(_fp16_as_bf16) if settings.get("fp16") else workload
+    if isinstance(workload, Workload):
+        arguments, note = _fake_arguments(settings, optimizer, card)
+        asked = workload.with_model(_fp16_as_bf16) if settings.get("fp16") else workload
+        samples = settings.get("per_device_train_batch_size", 8)
+        samples *= settings.get("gradient_accumulation_steps", 1)
+        about = {"workload": workload.title, "changes": workload.changed}
+        about |= {"samples": samples, "tokens": samples * workload.length}
 
-    def run():
-        trainer = asked.trainer(optimizer, False, _Samples(workload), **arguments)
-        trainer.train()
-        if settings.get("eval_strategy", "no") != "no":  # its batch may be the larger one
-            batch = workload.collate([workload.sample()] * trainer.args.eval_batch_size)
-            loss_only = trainer.compute_metrics is None
-            trainer.prediction_step(trainer.model.eval(), batch, loss_only)
-        return trainer  # its tensors live on until the log is closed
+        def run():
+            trainer = asked.trainer(optimizer, False, _Samples(workload), **arguments)
+            trainer.train()
+            if settings.get("eval_strategy", "no") != "no":  # its batch may be the larger one
+                batch = workload.collate([workload.sample()] * trainer.args.eval_batch_size)
+                loss_only = trainer.compute_metrics is None
+                trainer.prediction_step(trainer.model.eval(), batch, loss_only)
+            return trainer  # its tensors live on until the log is closed
 
+    else:
+        if settings or optimizer:
+            raise ValueError("a function of your own takes no settings: put them inside of it")
+        if isinstance(workload, Script):
+            if card is None:
+                raise ValueError("a script is predicted for a card: name one, such as gpu='T4'")
+            workload.card, workload.memory = card.name, card.memory
+        about, note = {"workload": getattr(workload, "__name__", "function")}, ""
+        run = workload
     began = time.perf_counter()
-    times = settings.get("gradient_accumulation_steps", 1)
-    tf32 = bool(settings.get("tf32"))
+    tf32, times = bool(settings.get("tf32")), settings.get("gradient_accumulation_steps", 1)
     known = card and cost.Card.of(card.name, card.capability, card.facts, tf32)
-    run = run if is_workload else workload
     found = simulate(run, None, card=known, host=host, repeat=times / min(2, times))
-    samples = settings.get("per_device_train_batch_size", 8) * times if is_workload else None
-    title = workload.title if is_workload else getattr(workload, "__name__", "function")
+    notes = note, getattr(workload, "note", ""), found.time and found.time.note
     return Prediction(
-        name=name or title,
-        workload=title,
+        name=name or about["workload"],
         device=card.name if card else "cpu",
         settings=settings | ({"optimizer": optimizer} if optimizer else {}),
-        context=card.context if card else None,
-        capacity=card.memory if card else None,
+        context=card and card.context,
+        capacity=card and card.memory,
         took=time.perf_counter() - began,
-        samples=samples,
-        tokens=samples and samples * workload.length,
-        note=" ".join(
-            filter(None, (note, getattr(workload, "note", ""), found.time and found.time.note))
-        ),
-        changes=workload.changed if is_workload else (),
+        note=" ".join(filter(None, notes)),
+        **about,
         **vars(found),
     )
 

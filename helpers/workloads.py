@@ -223,7 +223,7 @@ def text_classification(size: str = "auto", **options) -> Workload:
     folder of them or a hub id, with the columns `text` and `label`; `pretrained=True` trains the
     tiny model on first use and keeps its weights. ValueError and OSError say what to change.
     """
-    return _workload("text_classification", size, **options)
+    return workload(size, "text_classification", **options)
 
 
 def language_modelling(size: str = "auto", **options) -> Workload:
@@ -233,7 +233,7 @@ def language_modelling(size: str = "auto", **options) -> Workload:
     "large": TinyLlama, 1.1 billion parameters, on 512 samples of 2,048 random tokens.
     The rest is as in `text_classification`; `data` needs only the column `text`.
     """
-    return _workload("language_modelling", size, **options)
+    return workload(size, "language_modelling", **options)
 
 
 def usual_task(size: str) -> str:
@@ -243,7 +243,11 @@ def usual_task(size: str) -> str:
     return "language_modelling" if decoder else "text_classification"
 
 
-def _workload(task, size, data=None, length=None, pretrained=False, seed=0) -> Workload:
+def workload(size: str, task=None, data=None, length=None, pretrained=False, seed=0) -> Workload:
+    """The workload of a task, or of a model's usual one; the rest as in `text_classification`."""
+    task = task or usual_task(size)
+    if task not in MODELS:
+        raise ValueError(suggest(task, MODELS, "task"))
     classify, note = task == "text_classification", ""
     if size == "auto":
         # The lessons' largest classic step takes 11.5 GiB (batch 8, lesson 02), a context comes on

@@ -468,17 +468,3 @@ def test_an_emptied_cache_gives_back_whole_segments_only():
     assert (allocator.reserved, allocator.peak) == (20 * MiB, 52 * MiB)
     allocator.malloc(5, 30 * MiB)
     assert allocator.reserved == 50 * MiB
-
-
-def test_a_full_card_empties_the_cache_before_it_gives_up():
-    allocator = Allocator(limit=60 * MiB)
-    allocator.malloc(0, 30 * MiB)
-    allocator.malloc(1, 24 * MiB)
-    allocator.release(0)
-    allocator.malloc(2, 12 * MiB)  # a part of the free segment: nothing to ask the driver for
-    allocator.release(2)
-    assert (allocator.reserved, allocator.retries) == (54 * MiB, 0)
-    allocator.malloc(3, 36 * MiB)  # the segment of 30 MiB goes back for it
-    assert (allocator.reserved, allocator.peak, allocator.retries) == (60 * MiB, 60 * MiB, 1)
-    with pytest.raises(MemoryError):
-        allocator.malloc(4, 512)

@@ -71,7 +71,7 @@ def search(model, task=language_modelling, gpu="RTX 4090", **options):
 # -------------------------------------------------------------------------------------- the search
 def test_least_change_comes_first_and_all_leave_their_margin(decoder, by_formula):
     found = fit(decoder, "24GiB", length=32, batch=8)
-    names = [r.kind.name for r in found.recipes]
+    names = [r.kind for r in found.recipes]
     assert names == sorted(names, key=list(KINDS).index)
     assert names[0] == "full" and names[-2:] == ["LoRA", "QLoRA"] and found.miss is None
     assert 0.01 < found.search.margin < 0.1  # computed from what was judged
@@ -82,7 +82,7 @@ def test_least_change_comes_first_and_all_leave_their_margin(decoder, by_formula
 
 
 def test_more_change_that_is_no_faster_is_not_shown(decoder, by_formula):
-    names = [r.kind.name for r in fit(decoder, "80GiB", length=32, batch=8).recipes]
+    names = [r.kind for r in fit(decoder, "80GiB", length=32, batch=8).recipes]
     assert names == ["full", "LoRA", "QLoRA"]  # all plain: no other full run is faster
 
 
@@ -97,7 +97,7 @@ def test_plain_is_taken_where_it_fits(decoder, by_formula):
 
 def test_nothing_fits(decoder, by_formula):
     found = fit(decoder, "1.5GiB", length=32)
-    assert found.recipes == [] and found.miss.kind.name == "QLoRA" and found.miss.need > 1.5 * GIB
+    assert found.recipes == [] and found.miss.kind == "QLoRA" and found.miss.need > 1.5 * GIB
     assert "Nothing fits" in str(found) and found.miss.smallest_card in str(found)
     assert json.loads(found.to_json())["recipes"][0]["fits"] is False
 
@@ -112,11 +112,11 @@ def test_the_longest_sample(decoder, by_formula):
 
 def test_the_smallest_card(decoder, by_formula):
     recipe = fit(decoder, "80GiB", length=32, batch=1).recipes[-1]
-    assert recipe.kind.name == "QLoRA"
+    assert recipe.kind == "QLoRA"
     small = module.hardware.gpu(recipe.smallest_card)
     assert recipe.need <= small.memory < 80 * GIB
     again = fit(decoder, recipe.smallest_card, length=32, batch=1)
-    assert "QLoRA" in {r.kind.name for r in again.recipes}
+    assert "QLoRA" in {r.kind for r in again.recipes}
 
 
 def test_a_card_without_bf16_gets_fp16_and_no_16_bit_weights(decoder, by_formula):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fake_cuda import MiB, logs, simulate
-from fake_cuda.scratch import Card, scratch, workspace
+from fake_cuda.cost import Card
+from fake_cuda.scratch import scratch, workspace
 from tools.real_cards import course
 
 DATA = Path(__file__).parents[1] / "data"
@@ -149,7 +150,7 @@ def test_autocast_casts_a_weight_of_einsum_once(guard, copies):
     assert [size for _, size in simulate(multiply).log].count(2 * 640 * 512) == copies
 
 
-A100, H100 = Card((8, 0), 108), Card((9, 0), 132)
+A100, H100 = Card("A100", (8, 0), 108), Card("H100", (9, 0), 132)
 
 
 def test_kernels_own_memory():

@@ -50,7 +50,7 @@ def faults(path: Path) -> Iterator[str]:
 def faults_of(row: dict[str, str], hardware) -> Iterator[str]:
     """What is wrong with a row."""
     words = set(re.split("[ -]", row["card"].upper()))
-    cards = hardware._gpus(hardware.data_file("gpus.csv"))
+    cards = hardware.cards()
     if words <= {"", "CPU"}:
         yield "no card: rows of a CPU are not taken"
     elif not any(set(re.split("[ -]", card.upper())) <= words for card in cards):

@@ -10,12 +10,18 @@ import json
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.figure import Figure
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from helpers import report  # noqa: E402  (after the path is set; it also sets the course's style)
+from helpers import report, show  # noqa: E402  (after the path is set; it also sets the course's style)
 
 PICTURE = ROOT / "data" / "real_cards.png"
+MARKERS = "osD^vP*X"
+PALETTE = [*show.LINES.by_key()["color"], "#6A4C93", "black"]
 
 
 def numbers() -> dict:
@@ -23,6 +29,29 @@ def numbers() -> dict:
     return report.errors(report.judged()).to_dict()
 
 
+def draw(rows: pd.DataFrame) -> Figure:
+    """One dot a row: its error over the bytes measured, coloured by source."""
+    fig, ax = plt.subplots(figsize=(7, 3.8))
+    for k, (name, group) in enumerate(rows.groupby(rows["set"].str.split("-").str[0], sort=False)):
+        colour, marker = PALETTE[k % len(PALETTE)], MARKERS[k % len(MARKERS)]
+        look = {"mfc": (colour, 0.6), "mec": colour, "marker": marker}
+        x, y = group["measured"] / 2**30, 100 * group["error"]
+        ax.plot(x, y, ls="", ms=5, label=f"{name} ({len(group)})", **look)
+    for y, line in {1: ":", -1: ":", 5: "--", -5: "--"}.items():
+        ax.axhline(y, color="#666666", linestyle=line, linewidth=0.8)
+    ax.axhline(0, color="black", linewidth=0.8, linestyle="-")
+    ax.set_yscale("symlog", linthresh=1)
+    worst = max(6, 100 * rows["error"].abs().max())
+    ticks = [t for t in (-50, -20, -10, -5, -1, 0, 1, 5, 10, 20, 50) if abs(t) <= 1.4 * worst]
+    ax.set_yticks(ticks, [f"{t:+}" if t else "0" for t in ticks])
+    ax.set(xscale="log", xlabel="GiB measured on a real card", ylabel="error of the prediction (%)")
+    ax.set_ylim(-1.3 * worst, 1.3 * worst)
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.minorticks_off()
+    fig.legend(ncols=4, loc="outside lower center")
+    return fig
+
+
 if __name__ == "__main__":
-    rows = report.judged()
-    report.draw(rows).savefig(PICTURE, dpi=160, metadata={"Description": json.dumps(numbers())})
+    told = {"Description": json.dumps(numbers())}
+    draw(report.judged()).savefig(PICTURE, dpi=160, metadata=told)

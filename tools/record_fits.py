@@ -31,7 +31,7 @@ def answers(model: str, gpu: str, length: int, batch: int) -> list[dict]:
     rows = []
     for r in found.recipes or [found.miss]:
         row = {"model": model, "gpu": gpu, "length": length, "batch": batch}
-        row |= {"fits": bool(found.recipes), "recipe": r.name, "kind": r.kind.name}
+        row |= {"fits": bool(found.recipes), "recipe": r.name, "kind": r.kind}
         row |= {"micro_batch": r.micro_batch, "accumulation": r.accumulation, "need": r.need}
         row |= {"memory": found.search.card.memory, "peak_allocated": r.facts.peak_allocated}
         row |= r.facts.by_category | {"tokens_per_second": r.tokens_per_second}

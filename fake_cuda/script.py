@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .allocator import Allocator
+from .operations import in_backward
 from .sandbox import sandbox
 from .simulation import MISTAKES, NO_VALUES
 from .trace import EMPTY_CACHE, HOST, FakeTensor, Trace
@@ -149,7 +150,7 @@ class Where(TorchDispatchMode):
         written = args[0] if args and func._schema.is_mutable else None
         if fakes and isinstance(written, torch.Tensor) and not isinstance(written, FakeTensor):
             return written  # values of the card are not known
-        if trace.phases[-1] == "backward" and not (self.taken or trace.in_backward):
+        if trace.phases[-1] == "backward" and not (self.taken or in_backward()):
             leaves = [t for t in tree_leaves(written) if isinstance(t, FakeTensor)]
             ids = [trace.ids.get(t.untyped_storage()._cdata) for t in leaves]
             if any(i is not None and trace.kind[i] == "parameters" for i in ids):

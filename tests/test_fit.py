@@ -298,7 +298,7 @@ def test_other_settings_and_other_code_are_asked_anew(decoder, monkeypatch):
     search(decoder).predict("LoRA", 2)
     search(decoder).predict("LoRA", 1)
     search(decoder, gpu="T4").predict("LoRA", 2)
-    search(decoder).predict("LoRA", 2, 1)
+    search(decoder).predict("LoRA", 2, (1,))
     monkeypatch.setattr(module, "_code", lambda: "edited")
     search(decoder).predict("LoRA", 2)
     assert len(set(keys)) == 5

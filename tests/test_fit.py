@@ -27,20 +27,22 @@ SHAPE = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, interme
 BASE = {"full": 12, "full, 8-bit AdamW": 10, "full, Adafactor": 8, "LoRA": 2, "QLoRA": 1}
 
 
+def saved(folder, config_kind, model_kind) -> str:
+    config = config_kind(vocab_size=257, max_position_embeddings=64, **SHAPE)
+    model_kind(config).save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("decoder")
-    config = transformers.LlamaConfig(vocab_size=257, max_position_embeddings=64, **SHAPE)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return str(folder)
+    return saved(folder, transformers.LlamaConfig, transformers.LlamaForCausalLM)
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("encoder")
-    config = transformers.BertConfig(vocab_size=257, max_position_embeddings=64, **SHAPE)
-    transformers.BertForSequenceClassification(config).save_pretrained(folder)
-    return str(folder)
+    return saved(folder, transformers.BertConfig, transformers.BertForSequenceClassification)
 
 
 def formula(search, name, micro, layers=0, length=0):

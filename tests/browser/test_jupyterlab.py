@@ -68,7 +68,7 @@ def server(course, tmp_path_factory) -> Iterator[str]:
     arguments = "--no-browser --port=0 --IdentityProvider.token=secret --allow-root".split()
     arguments += [f"--ServerApp.root_dir={course}", "--LabApp.expose_app_in_browser=True"]
     # As `make lab` starts it.
-    started = re.search(r"-m (jupyterlab .*?)(?:  #.*)?$", (ROOT / "Makefile").read_text(), re.M)
+    started = re.search(r"-m (jupyterlab [^$#\\\n]*)", (ROOT / "Makefile").read_text())
     command = [sys.executable, "-m", *started[1].split(), *arguments]
     with open(home / "log", "w") as log:
         options = {"stdout": log, "stderr": log, "env": os.environ | own | quiet, "cwd": course}

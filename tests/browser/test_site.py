@@ -38,7 +38,9 @@ def address():
 @pytest.fixture(params=["light", "dark"])
 def window(chromium, request):
     context = chromium.new_context(
-        color_scheme=request.param, viewport={"width": 400, "height": 800}
+        color_scheme=request.param,
+        reduced_motion="reduce",  # a colour that still fades is not the page's
+        viewport={"width": 400, "height": 800},
     )
     context.route(lambda url: "localhost" not in url, lambda route: route.abort())
     page = context.new_page()

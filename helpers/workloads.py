@@ -390,7 +390,8 @@ def _blocks(stream: np.ndarray, length: int) -> np.ndarray:
 def _random_tokens(classify: bool, length: int, vocabulary: int, split: str) -> datasets.Dataset:
     """512 samples of random tokens, as in the classic experiment, and 64 for a test."""
     random = np.random.default_rng(0)
-    columns = {"input_ids": random.integers(100, min(30_000, vocabulary), (576, length))}
+    low, high = min(100, vocabulary // 2), min(30_000, vocabulary)
+    columns = {"input_ids": random.integers(low, high, (576, length))}
     if classify:
         columns["labels"] = random.integers(0, 2, 576)
     return _rows(split, columns, test=64)

@@ -67,6 +67,8 @@ def test_large_data_are_512_samples():
     assert rows["input_ids"][:].shape == (512, 8) and len(read("test")) == 64
     assert set(np.asarray(rows["labels"])) == {0, 1}
     assert torch.equal(rows["input_ids"][:], read("train")["input_ids"][:])
+    letters = workloads._random_tokens(False, 8, 65, "train")["input_ids"][:]
+    assert letters.max() < 65  # a vocabulary smaller than the ids that are left out elsewhere
 
 
 def test_offline_large_has_random_weights_and_says_so(monkeypatch):

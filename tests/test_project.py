@@ -4,6 +4,8 @@ import ast
 import importlib.metadata
 import json
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -67,6 +69,24 @@ def test_what_is_imported_is_declared(folder):
             assert name in map(canonical, importlib.metadata.requires(giver)), name
         else:
             assert name in declared, f"{folder} imports {module}: declare {name} in pyproject.toml"
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+def test_an_installation_that_fails_ends_with_one_sentence(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    python = tmp_path / "python"  # makes an environment whose pip fails, as without a network
+    broken = (
+        'mkdir -p .venv/bin && cp "$0" .venv/bin/python && sed -i s/true/false/ .venv/bin/python'
+    )
+    python.write_text(f'#!/bin/sh\n[ "$2" != venv ] || {{ {broken}; exit; }}\ntrue\n')
+    python.chmod(0o755)
+    command = ["make", "install", f"SYSTEM_PYTHON={python}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    last = done.stdout.splitlines()[-1]
+    assert done.returncode and "Without a network" in last and "docs/teaching.md" in last
+    assert not (tmp_path / ".venv" / "installed").exists()
 
 
 def test_the_changelog_begins_with_this_version():

@@ -41,7 +41,9 @@ endif
 		{ echo 'The course needs Python 3.11 or newer: make install SYSTEM_PYTHON=python3.12'; exit 1; }
 	@echo 'Installing into .venv: about 2 GB, a few minutes.'
 	$(SYSTEM_PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet -c constraints.txt -e '.[lab,test,optimizers]'
+	@.venv/bin/python -m pip install --quiet -c constraints.txt -e '.[lab,test,optimizers]' || \
+		{ echo 'pip could not install the course: it says why above.' \
+		'Without a network, install from a folder of wheels: see docs/teaching.md.'; exit 1; }
 	@echo '$(CURDIR)' > $@
 
 run: $(ENVIRONMENT)
@@ -58,14 +60,16 @@ doctor: $(ENVIRONMENT)
 	$(PYTHON) tools/doctor.py
 
 site: $(ENVIRONMENT)
-	$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[site]'
+	@$(PYTHON) -c 'import myst_nb, sphinx_book_theme, sphinx_copybutton' 2>/dev/null || \
+		$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[site]'
 	$(PYTHON) tools/build_site.py
 
 student: $(ENVIRONMENT)
 	$(PYTHON) tools/student.py
 
 test-browser: $(ENVIRONMENT)
-	$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[browser]'
+	@$(PYTHON) -c 'import playwright' 2>/dev/null || \
+		$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[browser]'
 	$(PYTHON) -m pytest -o addopts= -rs tests/browser
 
 pretend: $(ENVIRONMENT)

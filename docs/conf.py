@@ -3,6 +3,9 @@
 import tomllib
 from pathlib import Path
 
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 project = "One GPU, measured"
 copyright = "the authors of One GPU, measured, MIT licence"
@@ -29,3 +32,16 @@ html_theme_options = {
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
+html_math_renderer = "mathml"
+
+
+def write_formula(page, node):
+    """A formula as MathML, which browsers show; MathJax would come from a network."""
+    block = isinstance(node, nodes.math_block)
+    formula = tex2mathml(node.astext(), as_block=block)
+    page.body.append(f'<div class="math">{formula}</div>' if block else formula)
+    raise nodes.SkipNode
+
+
+def setup(app):
+    app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))

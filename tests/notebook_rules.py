@@ -269,12 +269,12 @@ def no_errors(nb: NotebookNode, path: Path) -> list[str]:
 
 
 def no_widgets(nb: NotebookNode, path: Path) -> list[str]:
-    problems = []
+    problems, mend = [], f"save it from make lab, or make outputs LESSONS={path.name[:2]}"
     if "widgets" in nb.metadata:
-        problems.append("widget state is stored: GitHub shows such a notebook as invalid")
+        problems.append(f"widget state is stored, so GitHub shows no page: {mend}")
     for cell in code(nb):
         if any(WIDGET in output.get("data", {}) for output in cell.outputs):
-            problems.append(f"{where(nb, cell)} stores a widget, which GitHub cannot show")
+            problems.append(f"{where(nb, cell)} stores a widget, which GitHub cannot show: {mend}")
     return problems
 
 

@@ -84,6 +84,8 @@ FAULTS = {
     '<a href="b.html">': "b.html leads nowhere",
     '<a href="#gone">': "#gone leads nowhere",
     '<a id="top" href="a.html#gone">': "a.html#gone leads nowhere",
+    '<script src="https://example.org/a.js"></script>': "a.js is fetched from elsewhere",
+    '<link rel="stylesheet" href="//example.org/a.css">': "a.css is fetched from elsewhere",
 }
 
 

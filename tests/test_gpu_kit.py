@@ -205,8 +205,18 @@ def test_wheels_are_installed_and_the_kit_starts_again_with_them(tmp_path, monke
     monkeypatch.setattr(gpu_kit.subprocess, "run", lambda c, **k: calls.append((c, k)) or done)
     assert gpu_kit.main(["classic", "--wheels", str(tmp_path), "--again"]) == 0
     assert "--no-index" in calls[0][0] and calls[0][0][-1].endswith("a-1-py3-none-any.whl")
-    assert calls[1][0][2:] == ["classic", "--again"] and "site" in calls[1][1]["env"]["PYTHONPATH"]
+    path = calls[1][1]["env"]["PYTHONPATH"]
+    assert calls[1][0][2:] == ["classic", "--again"] and "from_wheels" in path
     assert calls[1][0][0] == sys.executable
+
+
+def test_a_wheel_that_pip_refuses_is_one_sentence(tmp_path, monkeypatch, capfd):
+    (tmp_path / "a-1-py3-none-any.whl").write_text("no wheel")
+    monkeypatch.setattr(gpu_kit, "ROOT", tmp_path)
+    assert gpu_kit.main(["classic", "--wheels", str(tmp_path)]) == 2
+    assert (
+        capfd.readouterr().err.splitlines()[-1].startswith("error: pip cannot install the wheels")
+    )
 
 
 def test_there_are_enough_configurations():

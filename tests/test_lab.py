@@ -33,6 +33,12 @@ def test_a_progress_bar_is_not_saved():
     assert saved(view("  0%|          | 0/3 [00:00<?, ?it/s]"), TEXT) == [TEXT]
 
 
+def test_the_state_of_widgets_is_not_saved():
+    content = {"metadata": {"widgets": {"state": {}}, "kernelspec": {}}, "cells": []}
+    lab.without_widgets(model={"type": "notebook", "content": content})
+    assert content["metadata"] == {"kernelspec": {}}
+
+
 def test_other_files_are_left_alone():
     for model in ({"type": "file", "content": "x"}, {"type": "directory", "content": None}):
         before = copy.deepcopy(model)

@@ -1,13 +1,19 @@
 """What surrounds the course: how it is cited, and how its readers report."""
 
+import ast
+import importlib.metadata
 import json
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import look_up
 import notebook_rules
@@ -23,6 +29,8 @@ PAGES = [
     "docs/teaching.md",
 ]
 KINDS = {"markdown", "textarea", "input", "dropdown", "checkboxes"}
+# Imported, not declared: each comes with a package that is.
+COMES_WITH = {"ipython": "ipywidgets", "huggingface-hub": "transformers", "pyarrow": "datasets"}
 
 
 def test_the_citation_says_what_the_project_file_says():
@@ -31,6 +39,54 @@ def test_the_citation_says_what_the_project_file_says():
     assert cited["repository-code"] == project["urls"]["Repository"]
     assert (cited["version"], cited["license"]) == (project["version"], project["license"])
     assert cited["cff-version"] == "1.2.0" and cited["title"] and cited["authors"]
+
+
+def canonical(requirement: str) -> str:
+    return re.sub("[-_.]+", "-", Requirement(requirement).name).lower()
+
+
+def imported(folder: str) -> set[str]:
+    """The names of other projects' modules that a package of the course imports anywhere."""
+    names = set()
+    for path in (ROOT / folder).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(node.module.split(".")[0])
+    return names - set(sys.stdlib_module_names) - {"helpers", "fake_cuda"}
+
+
+@pytest.mark.parametrize("folder", ["helpers", "fake_cuda"])
+def test_what_is_imported_is_declared(folder):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = set(map(canonical, project["dependencies"]))
+    owners = importlib.metadata.packages_distributions()
+    for module in imported(folder):
+        name = canonical(owners[module][0])
+        giver = COMES_WITH.get(name)
+        if giver in declared:
+            assert name in map(canonical, importlib.metadata.requires(giver)), name
+        else:
+            assert name in declared, f"{folder} imports {module}: declare {name} in pyproject.toml"
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+def test_an_installation_that_fails_ends_with_one_sentence(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    python = tmp_path / "python"  # makes an environment whose pip fails, as without a network
+    broken = (
+        'mkdir -p .venv/bin && cp "$0" .venv/bin/python && sed -i s/true/false/ .venv/bin/python'
+    )
+    python.write_text(f'#!/bin/sh\n[ "$2" != venv ] || {{ {broken}; exit; }}\ntrue\n')
+    python.chmod(0o755)
+    command = ["make", "install", f"SYSTEM_PYTHON={python}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    last = done.stdout.splitlines()[-1]
+    assert done.returncode and "Without a network" in last and "docs/teaching.md" in last
+    assert not (tmp_path / ".venv" / "installed").exists()
 
 
 def test_the_changelog_begins_with_this_version():

@@ -63,6 +63,29 @@ def test_outputs_are_stored_in_their_final_form(root: Path) -> None:
     assert lesson.read_text() == text, "a second refresh changes nothing"
 
 
+def test_controls_tell_the_kernel_nothing_or_its_reply_may_be_missed(root: Path) -> None:
+    shows = "out = ipywidgets.Output()\nwith out:\n    print(1)"
+    sources = f"import ipywidgets\n{shows}", "out.outputs"
+    lesson = store(root / "notebooks" / "00_x.ipynb", *sources)
+    assert refresh_outputs.main([], root=root) == 0
+    cells = rules.read(lesson).cells
+    assert cells[-2].outputs == [] and cells[-1].outputs[0].data == {"text/plain": "()"}
+
+
+@pytest.mark.parametrize("source", ["import time; time.sleep(60)", "while True: 0"])
+def test_a_cell_that_does_not_end_costs_one_notebook(
+    root: Path, source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endless = store(root / "notebooks" / "00_endless.ipynb", source)
+    good = store(root / "notebooks" / "01_good.ipynb", "1")
+    before = endless.read_bytes()
+    assert refresh_outputs.main(["--limit", "0.01"], root=root) == 1
+    late = f"cell [2] ({source}) did not end within 0.01 minutes; --limit gives it more"
+    assert f"00_endless.ipynb: left as it was, {late}\n" in capsys.readouterr().out
+    assert endless.read_bytes() == before
+    assert not rules.run_in_order(rules.read(good), good)
+
+
 @pytest.mark.parametrize(
     "source, reason",
     [

@@ -250,7 +250,7 @@ def test_a_kernel_that_dies_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_what_ran_before_ctrl_c_is_reported(course: Path, tmp_path: Path, monkeypatch, capsys):
-    def run_lesson(path, copy, bar):
+    def run_lesson(path, copy, bar, limit):
         if path.name.startswith("01"):
             raise KeyboardInterrupt
         return run_course.Outcome(path.stem, "the first", 1.0)

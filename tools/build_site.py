@@ -6,7 +6,8 @@ Sphinx with MyST-NB and its book theme, because they build without a network (My
 builder fetches its theme at each first build). The lessons are laid out anew in build/site-source:
 the cell for Colab is left out, what is folded in JupyterLab is folded, links lead to pages of the
 site or to files of the repository, badges are links of our own. At the end each page is read over:
-links inside the site, headings, alternative texts, the button for Colab.
+links inside the site, headings, alternative texts, the button for Colab, and that a browser fetches
+nothing from elsewhere.
 """
 
 import html.parser
@@ -189,6 +190,7 @@ class Page(html.parser.HTMLParser):
     def __init__(self, path: Path):
         super().__init__()
         self.links, self.names, self.levels, self.alts = [], set(), [], []
+        self.fetched = []  # by the browser, without a click
         self.inside = False
         self.feed(path.read_text(encoding="utf-8"))
 
@@ -198,6 +200,8 @@ class Page(html.parser.HTMLParser):
         self.names |= {given[key] for key in ("id", "name") if given.get(key)}
         if tag in ("a", "img", "link", "script"):
             self.links += [given[key] for key in ("href", "src") if given.get(key)]
+        if given.get("src") or given.get("rel") in ("stylesheet", "preload"):
+            self.fetched.append(given.get("src") or given.get("href", ""))
         if self.inside and re.fullmatch("h[1-6]", tag):
             self.levels.append(int(tag[1]))
         if self.inside and tag == "img":
@@ -226,6 +230,9 @@ def faults(site: Path) -> Iterator[str]:
         for above, below in zip([0, *page.levels], page.levels, strict=False):
             if below > above + 1 or (below == 1 and above):
                 yield f"{name}: a heading of level {below} follows one of level {above}"
+        for source in page.fetched:
+            if re.match(r"https?:|//", source):
+                yield f"{name}: {source} is fetched from elsewhere"
         if "" in page.alts:
             yield f"{name}: a picture without alternative text"
         if name.parts[0] == "notebooks":

@@ -9,12 +9,14 @@ import nbformat
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, DeadKernelError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbclient.output_widget import OutputWidget
 from traitlets import default
 
 from environment import with_variables
 
 ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 30.0  # minutes for one cell: more than any takes on a slow machine
 
 
 class ThisInterpreter(AsyncKernelManager):
@@ -23,6 +25,17 @@ class ThisInterpreter(AsyncKernelManager):
     @default("kernel_spec_manager")
     def _without_installed_kernels(self) -> KernelSpecManager:
         return KernelSpecManager(kernel_dirs=[])
+
+
+class SilentOutput(OutputWidget):
+    """What a panel of controls shows is kept here, and the kernel is not told of it.
+
+    nbclient would tell it on the socket on which it waits for the cell's reply. A reply that comes
+    in that moment wakes nobody, and the wait never ends (nbclient's issue 312).
+    """
+
+    def send(self, *_, **__) -> None:
+        pass
 
 
 class LessonError(Exception):
@@ -70,9 +83,15 @@ def reason(error: Exception) -> str:
 
 
 def execute(
-    notebook: nbformat.NotebookNode, folder: Path, after_cell: Callable[[], object] = lambda: None
+    notebook: nbformat.NotebookNode,
+    folder: Path,
+    after_cell: Callable[[], object] = lambda: None,
+    limit: float = LIMIT,
 ) -> None:
-    """Run every cell in place. Raises LessonError with the cell, its first lines and the error."""
+    """Run every cell in place, each within `limit` minutes.
+
+    Raises LessonError with the cell, its first lines and the error.
+    """
     current = {"number": 0, "source": ""}
 
     def started(cell: nbformat.NotebookNode, cell_index: int) -> None:
@@ -87,7 +106,9 @@ def execute(
         on_cell_executed=lambda **_: after_cell(),
         record_timing=False,
         coalesce_streams=True,
+        timeout=max(1, round(60 * limit)),
     )
+    client.widget_registry["@jupyter-widgets/output"]["OutputModel"] = SilentOutput
     try:
         # What the kernel's process itself says would only tear the progress bar.
         client.execute(env=with_variables(), stderr=subprocess.DEVNULL)
@@ -98,4 +119,7 @@ def execute(
         if getattr(client, "_async_cleanup_kernel_future", None):
             raise KeyboardInterrupt from None
         place = f"cell [{current['number']}] ({first_lines(current['source'])})"
+        if isinstance(error, CellTimeoutError):
+            late = f"{place} did not end within {limit:g} minutes; --limit gives it more"
+            raise LessonError(late) from error
         raise LessonError(f"{place} failed: {reason(error)}") from error

@@ -392,12 +392,14 @@ def _with_wheels(wheels: Path, arguments: list[str]) -> int:
     if not files:
         print(f"error: no wheels in {wheels}", file=sys.stderr)
         return 2
-    site = ROOT / "build" / "site"
+    target = ROOT / "build" / "from_wheels"  # build/site is the reading site
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*install, "--upgrade", "--target", str(site), *files], check=True)
+    if subprocess.run([*install, "--upgrade", "--target", str(target), *files]).returncode:
+        print(f"error: pip cannot install the wheels in {wheels}, see above", file=sys.stderr)
+        return 2
     at = next(i for i, a in enumerate(arguments) if a.startswith("--wheels"))
     rest = arguments[:at] + arguments[at + (1 if "=" in arguments[at] else 2) :]
-    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(target), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, str(Path(__file__).resolve()), *rest]
     return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}).returncode
 

@@ -14,6 +14,7 @@ def without_widgets(model: dict, **_) -> None:
     content = model.get("content")
     if model.get("type") != "notebook" or not isinstance(content, dict):
         return
+    content.get("metadata", {}).pop("widgets", None)
     for cell in content.get("cells", []):
         kept = []
         for output in cell.get("outputs", []):

@@ -14,7 +14,7 @@ import nbformat
 from tqdm import tqdm
 
 from address import rewrite_notebook
-from execution import ROOT, LessonError, choose_lessons, execute, read_notebook, runnable
+from execution import LIMIT, ROOT, LessonError, choose_lessons, execute, read_notebook, runnable
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 METADATA = {
@@ -48,11 +48,11 @@ def find_path(notebook: nbformat.NotebookNode, root: Path) -> str | None:
     return None
 
 
-def refresh(path: Path, root: Path, bar: tqdm) -> None:
+def refresh(path: Path, root: Path, bar: tqdm, limit: float) -> None:
     """Execute one notebook and replace the file. Raises LessonError, the file then untouched."""
     notebook = read_notebook(path)
     rewrite_notebook(notebook, path, root)
-    execute(notebook, path.parent, after_cell=bar.update)
+    execute(notebook, path.parent, after_cell=bar.update, limit=limit)
     normalise(notebook)
     if cell := find_path(notebook, root):
         raise LessonError(f"the output of {cell} shows a path of this machine: do not print it")
@@ -67,6 +67,7 @@ def refresh(path: Path, root: Path, bar: tqdm) -> None:
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description="Run notebooks and store their outputs.")
     parser.add_argument("--lessons", default="", help='numbers such as "01 02"; all without it')
+    parser.add_argument("--limit", type=float, default=LIMIT, help="minutes a cell, default 30")
     options = parser.parse_args(arguments)
     try:
         lessons = choose_lessons(options.lessons, root)
@@ -83,7 +84,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
             name = path.relative_to(root / "notebooks")
             bar.set_postfix_str(str(name))
             try:
-                refresh(path, root, bar)
+                refresh(path, root, bar, options.limit)
                 tqdm.write(f"{name}: refreshed")
             except LessonError as error:
                 failed += 1

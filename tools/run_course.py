@@ -20,7 +20,7 @@ import jinja2
 import nbformat
 from tqdm import tqdm
 
-from execution import ROOT, LessonError, choose_lessons, execute, read_notebook, runnable
+from execution import LIMIT, ROOT, LessonError, choose_lessons, execute, read_notebook, runnable
 
 TEMPLATE = Path(__file__).with_name("report.html")
 COLUMNS = (
@@ -204,14 +204,14 @@ def write_report(
     path.write_text(page, encoding="utf-8")
 
 
-def run_lesson(path: Path, copy: Path, bar: tqdm) -> Outcome:
+def run_lesson(path: Path, copy: Path, bar: tqdm, limit: float) -> Outcome:
     """Execute one lesson, keep the executed copy whatever happens."""
     notebook = read_notebook(path)
     start, problem = time.perf_counter(), ""
     last = bar.n + len(runnable(notebook))
     bar.set_postfix_str(path.stem)
     try:
-        execute(notebook, path.parent, after_cell=bar.update)
+        execute(notebook, path.parent, after_cell=bar.update, limit=limit)
     except LessonError as error:
         problem = str(error)
     bar.update(last - bar.n)  # the cells after a failure will not run
@@ -226,6 +226,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, machine: str | N
     parser = argparse.ArgumentParser(description="Run the lessons and write one report.")
     parser.add_argument("--lessons", default="", help='numbers such as "01 02"; all without it')
     parser.add_argument("--output", type=Path, default=root / "build", help="default: build")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="minutes a cell, default 30")
     options = parser.parse_args(arguments)
     try:
         paths = choose_lessons(options.lessons, root)
@@ -242,7 +243,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, machine: str | N
     with tqdm(total=cells, unit="cell", disable=None) as bar:
         for path in paths:
             try:
-                outcome = run_lesson(path, copies / path.name, bar)
+                outcome = run_lesson(path, copies / path.name, bar, options.limit)
             except KeyboardInterrupt:
                 if not outcomes:
                     raise

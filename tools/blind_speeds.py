@@ -124,7 +124,7 @@ def opt_l40s() -> Iterator[tuple[str, Callable]]:
         yield f"{batch} x {length}", job
 
 
-# ----------------------------------------------------------- BERT and ResNet on a laboratory's cards
+# ---------------------------------------------------------- BERT and ResNet on a laboratory
 def squad(name: str, model: str, batch: int, fp16: bool):
     """NVIDIA's example: half weights with masters by apex, or Adam tensor by tensor."""
 

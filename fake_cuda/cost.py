@@ -32,6 +32,7 @@ GEMM = "ai-dynamo/aiconfigurator @095f58a5, gemm_perf: bf16 products of vLLM by 
 NEUSIGHT = "sitar-lab/NeuSight @6945927, measured kernels of fp32"
 FA2 = "FlashAttention-2 (arXiv 2307.08691), section 4.1: A100, causal and not, share of 312 TFLOPS"
 FA3 = "FlashAttention-3 (arXiv 2407.08608), section 4.1: FlashAttention-2 on an H100"
+MMA = "its MMA is Ampere's (Dao-AILab/flash-attention kernel_traits.h @0a4755ed)"
 ROWS = "rows that calibrate in data/measurements/speeds.csv"
 CONSTANTS = {
     "products": Constant(0.75, "middle of the `_reached_` columns of data/gpus.csv, 0.57 to 1.14"),
@@ -48,12 +49,13 @@ CONSTANTS = {
     "seconds of a kernel": Constant(2.5e-6, "assumed: start and end of a kernel in a full queue"),
     "attention": Constant(0.60, FA2),
     "attention, backward": Constant(0.50, FA2),
-    "attention, 9.0": Constant(0.35, f"{FA3}; assumed of 10.0 too"),
-    "attention, 9.0, backward": Constant(0.30, f"{FA3}; assumed of 10.0 too"),
+    # Operations a clock of a multiprocessor: 35 and 30 % of an H100's 989.4 TFLOPS.
+    "attention by clock": Constant(0.35 * 989.4 / 66.9 * 256, f"{FA3}; {MMA}"),
+    "attention by clock, backward": Constant(0.30 * 989.4 / 66.9 * 256, f"{FA3}; {MMA}"),
     "attention by cuDNN": Constant(0.55, f"{FA3}: cuDNN, forward; backward a tenth less"),
     "efficient attention": Constant(0.35, "assumed: between FlashAttention 1 and 2"),
     "efficient attention, backward": Constant(0.25, "assumed: between FlashAttention 1 and 2"),
-    "bus": Constant(0.80, "assumed: of the bus's rate, from pinned memory"),
+    "bus": Constant(0.80, "NVIDIA/nvbandwidth issues 42 and 24: an A100 25.1, an H100 52.8 GB/s"),
     "host, no gradients": Constant(0.60, f"{ROWS}: book-b200, against a forward pass with a graph"),
     "host, backward": Constant(0.75, f"{ROWS}: of the time in forward, as C++ walks the graph"),
     "host, update": Constant(0.75, f"{ROWS}: t5-base, of the time in forward"),
@@ -163,8 +165,6 @@ class Kernels:
         for what, value in (("number of multiprocessors", card.sms), ("bandwidth", card.bandwidth)):
             if not value:
                 raise Missing(what)
-        generation = "9.0" if major >= 9 else ""
-        self.flash = "attention" + (f", {generation}" if generation else "")
         self.lanes = 64 if card.capability in ((6, 0), (7, 0), (7, 5), (8, 0)) else 128
         # Each lane of a multiprocessor does two operations a clock: so many clocks a second.
         self.clocks = self.rate("fp32") / (2 * self.lanes) if card.rates.get("fp32") else math.inf
@@ -186,14 +186,21 @@ class Kernels:
             raise Missing(f"rate of {kind} products")
         return rates[kind]
 
-    def product(self, batch, m, n, k, kind, aligned) -> float:
+    def tensor_cores(self, kind: str) -> bool:
+        """Whether products of a type run on Tensor Cores."""
+        tf32 = self.card.rates.get("tf32") and (kind == "tf32" or self.card.tf32)
+        return self.card.capability >= (7, 0) and (kind not in ("fp32", "tf32") or bool(tf32))
+
+    def product(self, batch, m, n, k, kind, aligned, turned=0) -> float:
         """The best of some shapes of tiles and splits of the inner side, wave by wave.
 
         All multiprocessors compute a tile at the rate that large products reach on this card; then
-        the wave ends. Never less than the time of its bytes.
+        the wave ends. Never less than the time of its bytes. Where `aligned` is None, there are no
+        tiles: a filter for each channel runs on ordinary lanes (DepthwiseConv2d.cu).
         """
-        tensor_cores = kind != "fp32" or self.card.tf32 and self.card.rates.get("tf32")
-        rate = self.reached(kind)
+        if aligned is None:
+            return 2 * batch * m * n * k / self.rate("fp32")
+        rate, tensor_cores = self.reached(kind), self.tensor_cores(kind)
         rate *= 1 if aligned or not tensor_cores else VALUES["unaligned products"]
         new = ", 9.0" if self.card.capability[0] in (9, 10) and tensor_cores else ""
         pause, best = VALUES["seconds of a wave" + new], math.inf
@@ -224,10 +231,14 @@ class Kernels:
             peak = self.rate("tf32") / 3  # (OpMultiplyAddFastF32 in mem_eff_attention)
         else:
             peak = self.rate(kind)
-        name = {"flash": self.flash, "efficient": "efficient attention"}.get(which)
-        if name is None:
+        way = ", backward" if back else ""
+        if which == "cudnn":
             return flops / (peak * VALUES["attention by cuDNN"] * (0.9 if back else 1))
-        return flops / (peak * VALUES[name + (", backward" if back else "")])
+        if which == "efficient":
+            return flops / (peak * VALUES["efficient attention" + way])
+        # FlashAttention-2 keeps to Ampere's instructions, whose rate goes with clocks since then.
+        by_clock = VALUES["attention by clock" + way] * self.clocks
+        return flops / min(peak * VALUES["attention" + way], by_clock)
 
     def seconds(self, op: Operation) -> tuple[str, float]:
         """The kind of limit, of `KINDS`, and the seconds on the card."""
@@ -235,13 +246,17 @@ class Kernels:
             bus = BUS.get(self.card.capability[0], max(BUS.values()))
             return "copies", op.moved / bus / VALUES["bus"]
         bytes_only = op.moved / self.rates.get(op.kind, self.rates["stream"])
-        kind, needed = "memory traffic", 0.0
+        kind, needed, turned = "memory traffic", 0.0, 0
         if op.kind == "product":
             kind, needed = "matrix products", sum(self.product(*shape) for shape in op.work)
+            # cuDNN puts channels last for Tensor Cores, and back (NVIDIA, Convolutional Layers
+            # User's Guide, "Tensor Layouts In Memory").
+            turned = sum(sum(shape[6:]) for shape in op.work if self.tensor_cores(shape[4]))
         elif op.kind == "attention":
             kind, needed = "attention", self.attention(*op.work)
         kernels = max(1, op.tensors // LISTED, len(op.work) if op.kind == "product" else 1)
-        return kind, max(bytes_only, needed) + kernels * VALUES["seconds of a kernel"]
+        needed = max(bytes_only, needed) + turned / self.rates["stream"]
+        return kind, needed + kernels * VALUES["seconds of a kernel"]
 
 
 def _run(rows: list[tuple], card: float, host: float) -> tuple[dict, list[float]]:

@@ -46,6 +46,11 @@ def _size(t) -> int:
     return t.element_size() * math.prod(n for n, s in zip(t.shape, t.stride(), strict=True) if s)
 
 
+def _last(t) -> bool:
+    """Whether a tensor's channels lie last."""
+    return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
+
+
 @cache
 def _facts(func) -> tuple:
     """An operation's name, whether it counts, has no kernel, what it writes, where it is causal."""
@@ -62,7 +67,8 @@ def _facts(func) -> tuple:
 
 
 def _products(name: str, args, outs, tf32: bool) -> list[tuple]:
-    """Matrix products of an operation: (batch, rows, columns, inner, type, whether aligned)."""
+    """Matrix products of an operation: (batch, rows, columns, inner, type, whether aligned); for a
+    convolution also the bytes that change places if its channels are not last."""
     if name == "int8_linear_matmul":  # bitsandbytes: both operands lie with the inner side last
         a, b = args[0], args[1]
         return [(1, a.numel() // a.shape[-1], b.shape[0], a.shape[-1], "int8", True)]
@@ -73,7 +79,9 @@ def _products(name: str, args, outs, tf32: bool) -> list[tuple]:
         kind = TYPES.get(weight.dtype, "fp32")
         kind = "tf32" if kind == "fp32" else kind  # cuDNN's default (torch.backends.cudnn)
         rows, columns = out.numel() // out.shape[1], weight.shape[0] // groups
-        shape = (groups, rows, columns, weight[0].numel(), kind, True)
+        into, tiles = args[1] if back else args[0], None if groups > 1 == weight.shape[1] else True
+        turned = 2 * sum(_size(t) for t in (into, weight, out)) if tiles and not _last(into) else 0
+        shape = (groups, rows, columns, weight[0].numel(), kind, tiles, turned)
         return [shape] * (sum(args[10][:2]) if back else 1)
     a, b = (args[i] for i in OPERANDS[name])
     kind = TYPES.get(a.dtype, "fp32")
@@ -120,7 +128,7 @@ class Work:
                 count += 1
                 if t.dim():
                     shapes.add((t.shape, t.dtype))
-                    even = even and t.is_contiguous()
+                    even = even and (t.is_contiguous() or _last(t))
         listed = name.startswith(("_foreach", "_fused_ada", "_fused_sgd"))
         # Vector loads need operands of one type and shape without gaps (CUDALoops.cuh).
         kind = "stream" if listed or even and len(shapes) < 2 else "scatter"

@@ -27,9 +27,7 @@ class Operation(NamedTuple):
     again: bool = False  # recomputed
 
 
-NO_KERNEL = set(
-    "_unsafe_view empty empty_like empty_strided new_empty resize_ set_ lift_fresh".split()
-)
+FREE = set("_unsafe_view empty empty_like empty_strided new_empty resize_ set_ lift_fresh".split())
 WRITES_ONLY = set("zero_ fill_ copy_ normal_ uniform_ _foreach_zero_ _foreach_copy_".split())
 ROWS_ONLY = set("embedding index_select gather index".split())  # read no more than they return
 NORMS = ("native_layer_norm", "_fused_rms_norm", "native_group_norm", "native_batch_norm")
@@ -57,7 +55,7 @@ def _facts(func) -> tuple:
     name, schema = func.overloadpacket.__name__, func._schema
     known = func.namespace in ("aten", "bitsandbytes")
     seen = [r.alias_info for r in schema.returns if r.alias_info]
-    view = name in NO_KERNEL or any(not alias.is_write for alias in seen)
+    view = name in FREE or any(not alias.is_write for alias in seen)
     # A fused optimizer may write gradients, but does so only for a GradScaler's scale.
     names = [a.name for a in schema.arguments]
     written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
@@ -79,9 +77,11 @@ def _products(name: str, args, outs, tf32: bool) -> list[tuple]:
         kind = TYPES.get(weight.dtype, "fp32")
         kind = "tf32" if kind == "fp32" else kind  # cuDNN's default (torch.backends.cudnn)
         rows, columns = out.numel() // out.shape[1], weight.shape[0] // groups
-        into, tiles = args[1] if back else args[0], None if groups > 1 == weight.shape[1] else True
-        turned = 2 * sum(_size(t) for t in (into, weight, out)) if tiles and not _last(into) else 0
-        shape = (groups, rows, columns, weight[0].numel(), kind, tiles, turned)
+        if groups > 1 == weight.shape[1]:  # no tiles, and little but traffic (DepthwiseConv2d.cu)
+            return []
+        into = args[1] if back else args[0]
+        turned = 0 if _last(into) else 2 * sum(_size(t) for t in (into, weight, out))
+        shape = (groups, rows, columns, weight[0].numel(), kind, True, turned)
         return [shape] * (sum(args[10][:2]) if back else 1)
     a, b = (args[i] for i in OPERANDS[name])
     kind = TYPES.get(a.dtype, "fp32")

@@ -93,7 +93,7 @@ def roofline(step: tuple) -> float:
     for op in operations:
         if op.kind in ("view", "wait"):
             continue
-        kind = op.work[0][4] if op.kind == "product" else op.work[3] if op.work else ""
+        kind = op.flops and (op.work[0][4] if op.kind == "product" else op.work[3])
         needed = op.flops / (0.75 * kernels.rate(kind)) if op.flops else 0.0
         passes = options.get("repeat", 1) if phases[op.phase] in ("forward", "backward") else 1
         seconds += max(needed, op.moved / card.bandwidth) * passes

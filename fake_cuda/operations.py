@@ -27,9 +27,7 @@ class Operation(NamedTuple):
     again: bool = False  # recomputed
 
 
-NO_KERNEL = set(
-    "_unsafe_view empty empty_like empty_strided new_empty resize_ set_ lift_fresh".split()
-)
+FREE = set("_unsafe_view empty empty_like empty_strided new_empty resize_ set_ lift_fresh".split())
 WRITES_ONLY = set("zero_ fill_ copy_ normal_ uniform_ _foreach_zero_ _foreach_copy_".split())
 ROWS_ONLY = set("embedding index_select gather index".split())  # read no more than they return
 NORMS = ("native_layer_norm", "_fused_rms_norm", "native_group_norm", "native_batch_norm")
@@ -46,13 +44,18 @@ def _size(t) -> int:
     return t.element_size() * math.prod(n for n, s in zip(t.shape, t.stride(), strict=True) if s)
 
 
+def _last(t) -> bool:
+    """Whether a tensor's channels lie last."""
+    return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
+
+
 @cache
 def _facts(func) -> tuple:
     """An operation's name, whether it counts, has no kernel, what it writes, where it is causal."""
     name, schema = func.overloadpacket.__name__, func._schema
     known = func.namespace in ("aten", "bitsandbytes")
     seen = [r.alias_info for r in schema.returns if r.alias_info]
-    view = name in NO_KERNEL or any(not alias.is_write for alias in seen)
+    view = name in FREE or any(not alias.is_write for alias in seen)
     # A fused optimizer may write gradients, but does so only for a GradScaler's scale.
     names = [a.name for a in schema.arguments]
     written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
@@ -62,7 +65,8 @@ def _facts(func) -> tuple:
 
 
 def _products(name: str, args, outs, tf32: bool) -> list[tuple]:
-    """Matrix products of an operation: (batch, rows, columns, inner, type, whether aligned)."""
+    """Matrix products of an operation: (batch, rows, columns, inner, type, whether aligned); for a
+    convolution also the bytes that change places if its channels are not last."""
     if name == "int8_linear_matmul":  # bitsandbytes: both operands lie with the inner side last
         a, b = args[0], args[1]
         return [(1, a.numel() // a.shape[-1], b.shape[0], a.shape[-1], "int8", True)]
@@ -73,7 +77,11 @@ def _products(name: str, args, outs, tf32: bool) -> list[tuple]:
         kind = TYPES.get(weight.dtype, "fp32")
         kind = "tf32" if kind == "fp32" else kind  # cuDNN's default (torch.backends.cudnn)
         rows, columns = out.numel() // out.shape[1], weight.shape[0] // groups
-        shape = (groups, rows, columns, weight[0].numel(), kind, True)
+        if groups > 1 == weight.shape[1]:  # no tiles, and little but traffic (DepthwiseConv2d.cu)
+            return []
+        into = args[1] if back else args[0]
+        turned = 0 if _last(into) else 2 * sum(_size(t) for t in (into, weight, out))
+        shape = (groups, rows, columns, weight[0].numel(), kind, True, turned)
         return [shape] * (sum(args[10][:2]) if back else 1)
     a, b = (args[i] for i in OPERANDS[name])
     kind = TYPES.get(a.dtype, "fp32")
@@ -120,7 +128,7 @@ class Work:
                 count += 1
                 if t.dim():
                     shapes.add((t.shape, t.dtype))
-                    even = even and t.is_contiguous()
+                    even = even and (t.is_contiguous() or _last(t))
         listed = name.startswith(("_foreach", "_fused_ada", "_fused_sgd"))
         # Vector loads need operands of one type and shape without gaps (CUDALoops.cuh).
         kind = "stream" if listed or even and len(shapes) < 2 else "scatter"

@@ -114,6 +114,51 @@ def test_a_convolution_is_a_product():
     assert time_of(run).flops == 3 * 2 * (4 * 8 * 8) * 32 * (16 * 9)
 
 
+@pytest.mark.parametrize("kind", [HALF, torch.float32])  # cuDNN takes tf32 for 32 bits
+def test_channels_that_are_not_last_are_put_there_and_back(kind):
+    def pass_of(layout, card=A100):
+        def run():
+            layer = torch.nn.Conv2d(64, 64, 1, bias=False, dtype=kind).to(memory_format=layout)
+            pictures = torch.zeros(64, 64, 56, 56, dtype=kind).to(memory_format=layout)
+            return layer(pictures.requires_grad_()).square().sum().backward()
+
+        found = time_of(run, card)
+        return found.shares["matrix products"] * found.step_seconds
+
+    first, last = (pass_of(way) for way in (torch.contiguous_format, torch.channels_last))
+    # Three convolutions, each of three tensors, all read and written; the weight is small.
+    moved = 3 * 2 * 2 * kind.itemsize * 64 * 64 * 56 * 56
+    assert first - last == pytest.approx(moved / (0.87 * 1.555e12), rel=0.01)
+    old = replace(A100, capability=(6, 0), rates={"fp32": 9e12, "bf16": 18e12})
+    assert pass_of(torch.contiguous_format, old) == pytest.approx(pass_of(torch.channels_last, old))
+
+
+def test_a_filter_for_each_channel_has_no_tiles():
+    def run():
+        layer = torch.nn.Conv2d(64, 64, 3, padding=1, groups=64, bias=False, dtype=HALF)
+        return layer(torch.zeros(64, 64, 56, 56, dtype=HALF))
+
+    found = time_of(run)
+    moved = 2 * 2 * 64 * 64 * 56 * 56
+    by_hand = moved / (0.87 * 1.555e12) + cost.VALUES["seconds of a kernel"]
+    assert found.shares["matrix products"] * found.step_seconds == pytest.approx(by_hand, rel=0.01)
+
+
+def test_vector_loads_take_channels_in_any_place():
+    slow = replace(A100, rates=RATES | {"fp32": 1e12})  # few clocks: loads one by one are slow
+    first, last, none = (
+        time_of(lambda layout=layout: torch.nn.ReLU()(images(layout)), slow).step_seconds
+        for layout in (torch.contiguous_format, torch.channels_last, None)
+    )
+    assert last == pytest.approx(first) and none > 2 * first
+
+
+def images(layout):
+    if layout is None:
+        return torch.zeros(64, 56, 64, 56, dtype=HALF).transpose(1, 2)
+    return torch.empty(64, 64, 56, 56, dtype=HALF, memory_format=layout)
+
+
 def test_attention_by_hand():
     class Attend(torch.nn.Module):
         def forward(self, q):
@@ -130,8 +175,17 @@ def test_attention_by_hand():
     assert (whole.flops, half.flops) == (3.5 * forward, 1.75 * forward)
     seconds = cost.Kernels(A100).attention(forward, "flash", False, "bf16")
     assert seconds == pytest.approx(forward / (0.6 * 312e12))
-    slow = cost.Kernels(replace(A100, capability=(9, 0))).attention(forward, "flash", False, "bf16")
-    assert slow == pytest.approx(forward / (0.35 * 312e12))
+    # FlashAttention-2 keeps to Ampere's instructions: a card with a higher peak and as many clocks
+    # is no faster than the H100 by which that was found.
+    rates = {"fp32": 66.9e12, "bf16": 989.4e12}
+    hopper = replace(A100, capability=(9, 0), rates=rates)
+    richer = replace(hopper, rates=rates | {"bf16": 2000e12})
+    for card in (hopper, richer):
+        slow = cost.Kernels(card).attention(forward, "flash", False, "bf16")
+        assert slow == pytest.approx(forward / (0.35 * 989.4e12))
+    poor = replace(hopper, rates=rates | {"bf16": 148e12})
+    slow = cost.Kernels(poor).attention(forward, "flash", False, "bf16")
+    assert slow == pytest.approx(forward / (0.6 * 148e12))
 
 
 def test_copies_wait_for_the_bus():
@@ -311,6 +365,33 @@ def test_the_readme_says_what_the_rows_say(request):
     assert f"{said} ({without} without)" in text
 
 
+def blind() -> pd.DataFrame:
+    """The first predictions of rows that nobody had predicted before, and what was measured."""
+    measured = pd.read_csv(record_speeds.MEASURED)
+    rows = measured[measured["reason"].fillna("").str.startswith("blind")]
+    first = pd.read_csv(record_speeds.PREDICTED.with_name("blind_speeds.csv"))
+    keys = [list(zip(table["set"], table["run"], strict=True)) for table in (rows, first)]
+    assert keys[0] == keys[1] and (rows["role"] == "judged").all()
+    return first.merge(rows, on=record_speeds.KEY)
+
+
+def test_the_readme_says_how_the_blind_rows_came_out(request):
+    text = (request.config.rootpath / "README.md").read_text(encoding="utf-8")
+    rows = blind()
+    found, inside = record_speeds.errors(rows), rows["seconds"].between(rows["low"], rows["high"])
+    assert f"{len(rows)} of them were predicted blind" in text
+    median, most = (f"{100 * found[name]:.0f} %" for name in ("median", "90 %"))
+    assert f"{median} off, nine of ten within {most}, {100 * inside.mean():.0f} % in" in text
+    assert f"{len(rows)} others were predicted blind" in " ".join(cost.__doc__.split())
+    assert 0.75 < inside.mean() < 0.85, "cost.py says four of five"
+
+
+def test_the_ranges_hold_what_cost_says():
+    rows = recorded().query("role == 'judged'").dropna(subset="predicted")
+    inside = rows["seconds"].between(rows["low"], rows["high"])
+    assert inside.mean() >= 0.9 and 0.75 < inside[rows["limited"] == "host"].mean() < 0.85
+
+
 def test_one_step_tells_the_host_of_a_machine():
     """Rows that give the host away judge nothing, and where no row does, the default stays."""
     table = recorded()
@@ -347,10 +428,8 @@ def test_half_of_each_constant_is_seen():
     table = pd.read_csv(record_speeds.HALVED).set_index("constant")
     assert set(table.index) == {"as it is", *cost.CONSTANTS}
     same = table["seconds in all"] == table.loc["as it is", "seconds in all"]
-    # No recorded step runs FlashAttention on an H100 or copies over the bus, and large products
-    # were measured on each of their cards: units test these.
-    unseen = {"products", "bus", "attention, 9.0", "attention, 9.0, backward"}
-    assert set(table.index[same]) <= {"as it is", *unseen}
+    # No recorded step copies over the bus: a unit tests that.
+    assert set(table.index[same]) == {"as it is", "bus"}
     assert all(constant.source for constant in cost.CONSTANTS.values())
 
 

@@ -19,7 +19,8 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-import speeds  # noqa: E402  (after the path is set)
+import blind_speeds  # noqa: E402  (after the path is set)
+import speeds  # noqa: E402
 from fake_cuda import cost  # noqa: E402
 from helpers.hardware import gpu, suggest, versions  # noqa: E402
 from record_predictions import replace_file  # noqa: E402
@@ -27,6 +28,7 @@ from record_predictions import replace_file  # noqa: E402
 MEASURED = ROOT / "data" / "measurements" / "speeds.csv"
 PREDICTED = ROOT / "data" / "speeds.csv"
 HALVED = ROOT / "data" / "speed_constants.csv"
+SETS = speeds.SETS | blind_speeds.SETS
 COLUMNS = "set run card seconds limited torch model settings role reason remark source".split()
 OURS = "predicted low high limited_by host_share roofline fused host".split()
 OURS += "told told_limited_by predicted_with date".split()
@@ -91,7 +93,7 @@ def roofline(step: tuple) -> float:
     for op in operations:
         if op.kind in ("view", "wait"):
             continue
-        kind = op.work[0][4] if op.kind == "product" else op.work[3] if op.work else ""
+        kind = op.flops and (op.work[0][4] if op.kind == "product" else op.work[3])
         needed = op.flops / (0.75 * kernels.rate(kind)) if op.flops else 0.0
         passes = options.get("repeat", 1) if phases[op.phase] in ("forward", "backward") else 1
         seconds += max(needed, op.moved / card.bandwidth) * passes
@@ -146,10 +148,12 @@ def record(names: list[str], measured: Path = MEASURED, path: Path = PREDICTED) 
     rows = checked(pd.read_csv(measured), measured.name)
     wanted = rows[rows["set"].isin(names) & (rows["role"] != "excluded")]
     asked = set(zip(wanted["set"], wanted["run"], strict=True))
-    jobs = [(name, run, job) for name in names for run, job in speeds.SETS[name]()]
+    jobs = [(name, run, job) for name in names for run, job in SETS[name]()]
     steps = {(n, r): traced(job) for n, r, job in tqdm(jobs, unit="run") if (n, r) in asked}
     if missing := asked - steps.keys():
-        raise ValueError(f"tools/speeds.py has no run {' / '.join(min(missing))}")
+        raise ValueError(
+            f"tools/speeds.py and tools/blind_speeds.py have no run {' / '.join(min(missing))}"
+        )
     hosts = dict.fromkeys(names, cost.HOST_SECONDS)
     waits = wanted[wanted["limited"] == "host"]
     for row in waits[waits["role"] == "calibrates"].itertuples():
@@ -181,7 +185,7 @@ def record(names: list[str], measured: Path = MEASURED, path: Path = PREDICTED) 
             {name: 6 for name in [*OURS[:3], "roofline", "fused", "told"]} | {"host_share": 3}
         )
     }
-    if set(names) == set(speeds.SETS):
+    if set(names) == set(SETS):
         predicted = table.dropna(subset="predicted")
         table = halved(steps, predicted, hosts)
         files[HALVED] = table.round({name: 4 for name in table if name != "value"})
@@ -191,12 +195,12 @@ def record(names: list[str], measured: Path = MEASURED, path: Path = PREDICTED) 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("sets", nargs="*", metavar="SET", help=", ".join(speeds.SETS))
-    names = list(dict.fromkeys(parser.parse_args().sets)) or list(speeds.SETS)
+    parser.add_argument("sets", nargs="*", metavar="SET", help=", ".join(SETS))
+    names = list(dict.fromkeys(parser.parse_args().sets)) or list(SETS)
     try:
         for name in names:
-            if name not in speeds.SETS:
-                raise ValueError(suggest(name, sorted(speeds.SETS), "set of timed runs"))
+            if name not in SETS:
+                raise ValueError(suggest(name, sorted(SETS), "set of timed runs"))
         record(names)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

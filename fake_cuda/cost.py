@@ -118,7 +118,7 @@ class Time:
     would take at the data sheet's rates. `fused_seconds` is a lower bound of what a compiler could
     reach with the same kernels: products, attention, copies and the update as they are, all other
     traffic and the host for nothing. `ends` is when the card is done with each operation of a pass.
-    Without `step_seconds`, `note` says what is missing.
+    `note` says what is not timed or only assumed; without `step_seconds`, what is missing.
     """
 
     step_seconds: float | None = None

@@ -11,16 +11,15 @@ describe those rows, and no other rows have tested them.
 """
 
 import math
-import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
-
-import torch
 
 from .operations import Operation
 
 KINDS = ("host", "matrix products", "attention", "memory traffic", "copies")
-HOST_SECONDS = 12e-6  # for an operation of a forward pass that keeps a graph: see `measure_host`
+# For an operation of a forward pass that keeps a graph, with the Python around it. A step that
+# waits for its host takes as much longer as that is slower: notebooks/measure_your_card.ipynb.
+HOST_SECONDS = 12e-6
 
 
 class Constant(NamedTuple):
@@ -343,18 +342,3 @@ def step_time(
         ),
         ends=_run(rows, 1, 1)[1],
     )
-
-
-def measure_host(device: str = "cuda", seconds: float = 2.0) -> float:
-    """Seconds that this machine's host needs for an operation of a forward pass: for `host`.
-
-    A long chain of tiny operations keeps the card waiting, so that the host sets the pace.
-    """
-    weight = torch.zeros(8, 8, device=device, requires_grad=True)
-    x, count, began = weight, 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        x = weight
-        for _ in range(500):
-            x = torch.tanh(x) + weight
-        count += 1000
-    return (time.perf_counter() - began) / count

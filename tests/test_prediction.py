@@ -26,6 +26,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 from transformers.training_args import OptimizerNames
 
 from fake_cuda import CATEGORIES, Allocator, MiB, choices, forget_libraries
+from fake_cuda.cost import HOST_SECONDS
 from helpers import (
     hardware,
     language_modelling,
@@ -187,6 +188,15 @@ def test_a_slower_host_takes_longer_and_no_more_memory(bert):
     for wrong in (-1, "fast"):
         with pytest.raises(ValueError, match="number of seconds, such as"):
             predict(bert, gpu="T4", host=wrong, **BATCH)
+
+
+def test_a_step_that_waits_tells_its_host(llama):
+    one = {"per_device_train_batch_size": 1}
+    for card in ("T4", "H100"):
+        plan, timed = (predict(llama, gpu=card, host=h, **one) for h in (HOST_SECONDS, 31e-6))
+        assert plan.limited_by == "host"
+        told = HOST_SECONDS * timed.step_seconds / plan.step_seconds
+        assert told == pytest.approx(31e-6, rel=0.03)
 
 
 @pytest.mark.parametrize("bits", ["4 bits", "4 bits twice", "8 bits"])

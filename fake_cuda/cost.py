@@ -191,6 +191,8 @@ class Kernels:
         All multiprocessors compute a tile at the rate that large products reach on this card; then
         the wave ends. Never less than the time of its bytes.
         """
+        if 1 in (m, n):  # a matrix times a vector: each value is read once
+            return 0.0
         tensor_cores = kind != "fp32" or self.card.tf32 and self.card.rates.get("tf32")
         rate = self.reached(kind)
         rate *= 1 if aligned or not tensor_cores else VALUES["unaligned products"]

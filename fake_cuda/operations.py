@@ -137,6 +137,8 @@ class Work:
         listed = name.startswith(("_foreach", "_fused_ada", "_fused_sgd"))
         # Vector loads need operands of one type and shape without gaps (CUDALoops.cuh).
         kind = "stream" if listed or even and len(shapes) < 2 else "scatter"
+        if name == "index" and len(args[1]) == 1 and args[0].dim() > 1:  # whole rows
+            kind = "stream"  # fast_gather_kernel_eligible in ATen/native/cuda/IndexKernelUtils.h
         kind = "norms" if name.startswith(NORMS) else kind
         work, flops = (), 0.0
         if name in PRODUCTS:

@@ -126,7 +126,7 @@ def simulate(
 
 def _time(work, phases: list[str], card: cost.Card, **speed) -> tuple:
     """The operations of the last step and their time; without a step of an optimizer, from the last
-    forward pass on."""
+    forward passes in a row on."""
     ends = _ends(phases)
     if ends:
         first, last = ends[-2] if len(ends) > 1 else 1, ends[-1]
@@ -134,7 +134,7 @@ def _time(work, phases: list[str], card: cost.Card, **speed) -> tuple:
     else:
         starts = [k for k, name in enumerate(phases) if name == "forward"] or [len(phases)]
         first, last = starts[-1], len(phases)
-        notes = ["No optimizer step was seen: the time is that from the last forward pass on."]
+        notes = ["No optimizer step was seen: timed are the last forward passes and what follows."]
     # What precedes the first forward pass builds the model, but between steps gradients are freed.
     step = [op for op in work.operations if first <= op.phase < last]
     if not step:

@@ -80,6 +80,24 @@ def test_what_was_measured_on_a_card_counts():
     assert cost.Kernels(replace(A100, stream=1e12)).rates["stream"] == 1e12
 
 
+def test_a_vector_and_whole_rows_are_only_read():
+    kernels = cost.Kernels(A100)
+    assert kernels.product(512, 2816, 1, 2048, "bf16", True) == 0
+    seconds = kernels.seconds(
+        Operation(1, 0, "forward", "product", ((1, 1, 64, 64, "bf16", True),), 10**9)
+    )
+    assert seconds[0] == "matrix products" and seconds[1] > 1e9 / A100.bandwidth
+
+    def picking(index):
+        with mock.patch.object(cost, "step_time", wraps=cost.step_time) as timed:
+            time_of(lambda: Calls()(lambda: torch.zeros(8, 64, 64)[index()]))
+        return timed.call_args.args[0][-1].kind
+
+    some = torch.zeros
+    assert picking(lambda: some(4, dtype=torch.long)) == "stream"
+    assert picking(lambda: (some(4, dtype=torch.long), some(4, dtype=torch.long))) == "scatter"
+
+
 def test_copies_take_a_share_of_the_bandwidth_by_generation():
     moved = {"moved": 10**9}
     for capability, share in (((8, 0), "stream, 8.0"), ((9, 0), "stream, 8.0"), ((7, 5), "stream")):

@@ -195,6 +195,7 @@ def cuda_choices(trace: Trace, capability: tuple[int, int] | None) -> Iterator[N
         copy = torch.empty_like(tensor)
         trace.see(copy, HOST)
         trace.work.copy(tensor, trace)
+        trace.work.wait(trace)  # a copy to the CPU returns when it is done
         return copy
 
     def from_host(tensor):  # what comes back is a new tensor on the GPU

@@ -31,10 +31,14 @@ FREE = set("_unsafe_view empty empty_like empty_strided new_empty resize_ set_ l
 WRITES_ONLY = set("zero_ fill_ copy_ normal_ uniform_ _foreach_zero_ _foreach_copy_".split())
 ROWS_ONLY = set("embedding index_select gather index".split())  # read no more than they return
 NORMS = ("native_layer_norm", "_fused_rms_norm", "native_group_norm", "native_batch_norm")
-OPERANDS = {"mm": (0, 1), "addmm": (1, 2), "_addmm_activation": (1, 2), "bmm": (0, 1)}
-OPERANDS |= {"baddbmm": (1, 2), "_grouped_mm": (0, 1), "_scaled_mm": (0, 1), "_int_mm": (0, 1)}
+EXPERTS = ["_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward"]
+PRODUCTS = "mm addmm _addmm_activation bmm baddbmm _scaled_mm _int_mm int8_linear_matmul".split()
+PRODUCTS += [*EXPERTS, "convolution", "convolution_backward"]
+# Operations of whose arithmetic nothing is known here, by how their names begin.
+UNKNOWN = tuple("linalg_ _linalg_ _cdist _trilinear _sparse_addmm _flash_ _efficient_".split())
 TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-TYPES |= {torch.float64: "fp64", torch.int8: "int8", torch.float8_e4m3fn: "int8"}
+TYPES |= {torch.float64: "fp64", torch.int8: "int8"}  # 8 bits of either kind are as fast
+TYPES |= dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), "int8")
 
 
 def _size(t) -> int:
@@ -53,7 +57,7 @@ def _last(t) -> bool:
 def _facts(func) -> tuple:
     """An operation's name, whether it counts, has no kernel, what it writes, where it is causal."""
     name, schema = func.overloadpacket.__name__, func._schema
-    known = func.namespace in ("aten", "bitsandbytes")
+    known = func.namespace in ("aten", "bitsandbytes") or name in EXPERTS
     seen = [r.alias_info for r in schema.returns if r.alias_info]
     view = name in FREE or any(not alias.is_write for alias in seen)
     # A fused optimizer may write gradients, but does so only for a GradScaler's scale.
@@ -72,24 +76,29 @@ def _products(name: str, args, outs, tf32: bool) -> list[tuple]:
         return [(1, a.numel() // a.shape[-1], b.shape[0], a.shape[-1], "int8", True)]
     if name.startswith("convolution"):
         back = name.endswith("backward")
-        out, weight = (args[0], args[2]) if back else (outs[0], args[1])
-        groups = args[9] if back else args[8]
+        out, x, weight = args[:3] if back else (outs[0], *args[:2])
+        transposed, _, groups = args[7:10] if back else args[6:9]
         kind = TYPES.get(weight.dtype, "fp32")
         kind = "tf32" if kind == "fp32" else kind  # cuDNN's default (torch.backends.cudnn)
+        turned = 2 * sum(_size(t) for t in (x, weight, out))
+        out = x if transposed else out  # the side whose every place meets every weight
         rows, columns = out.numel() // out.shape[1], weight.shape[0] // groups
-        if groups > 1 == weight.shape[1]:  # no tiles, and little but traffic (DepthwiseConv2d.cu)
-            return []
-        into = args[1] if back else args[0]
-        turned = 0 if _last(into) else 2 * sum(_size(t) for t in (into, weight, out))
+        if columns == 1 or _last(x):  # a filter for each channel has no tiles (DepthwiseConv2d.cu)
+            turned = 0
         shape = (groups, rows, columns, weight[0].numel(), kind, True, turned)
         return [shape] * (sum(args[10][:2]) if back else 1)
-    a, b = (args[i] for i in OPERANDS[name])
+    a, b = args[1:3] if "add" in name else args[:2]
     kind = TYPES.get(a.dtype, "fp32")
     kind = "tf32" if kind == "fp32" and tf32 else kind
     even = all(max(t.stride()[-2:]) * t.element_size() % 16 == 0 for t in (a, b))
-    batch = a.shape[0] if a.dim() == 3 else b.shape[0] if b.dim() == 3 else 1
-    rows = a.shape[-2] if a.dim() == 3 else -(-a.shape[0] // batch)
-    return [(batch, rows, b.shape[-1], a.shape[-1], kind, even)]
+    batch, m, k, n = a.shape[0] if a.dim() == 3 else 1, *a.shape[-2:], b.shape[-1]
+    if name not in EXPERTS or a.dim() == 3:
+        return [(batch, m, n, k, kind, even)]
+    # Which rows are whose depends on values: each expert is taken to have an equal share of them.
+    batch = len(args[2])
+    m, k = (m / batch, k) if b.dim() == 3 else (m, k / batch)
+    shapes = [(m, k, n), (k, n, m)] if name.endswith("backward") else [(m, n, k)]
+    return [(batch, *shape, kind, even) for shape in shapes]
 
 
 class Work:
@@ -98,13 +107,16 @@ class Work:
     def __init__(self):
         self.operations: list[Operation] = []
         self.masks: set[int] = set()  # numbers of the storages that hold dropout's masks
+        self.notes: dict[str, int] = {}  # what the times do not hold: where it was seen last
 
     def see(self, func, args, kwargs, leaves: list, trace) -> None:
         """One call: `leaves` are the tensors it returned, `trace` a `Trace`."""
         name, known, view, writes, causal = _facts(func)
-        if not known:  # questions and marks of the profiler
+        if not known:
+            if func.namespace not in ("prim", "profiler"):  # questions and marks
+                self.note(f"Not timed: {func.namespace}::{name}.", trace)
             return
-        issued = self.issued(trace) if func.namespace == "aten" else "bitsandbytes"
+        issued = self.issued(trace) if func.namespace != "bitsandbytes" else "bitsandbytes"
         if view:
             self.add(trace, issued, "view")
             return
@@ -132,22 +144,44 @@ class Work:
         listed = name.startswith(("_foreach", "_fused_ada", "_fused_sgd"))
         # Vector loads need operands of one type and shape without gaps (CUDALoops.cuh).
         kind = "stream" if listed or even and len(shapes) < 2 else "scatter"
+        if name == "index" and len(args[1]) == 1 and args[0].dim() > 1:  # whole rows
+            kind = "stream"  # fast_gather_kernel_eligible in ATen/native/cuda/IndexKernelUtils.h
         kind = "norms" if name.startswith(NORMS) else kind
         work, flops = (), 0.0
-        if name in OPERANDS or name.startswith("convolution") or name == "int8_linear_matmul":
+        if name in PRODUCTS:
             tf32 = torch.get_float32_matmul_precision() != "highest"
             kind, work = "product", tuple(_products(name, args, leaves, tf32))
             flops = sum(2.0 * b * m * n * k for b, m, n, k, *_ in work)
         elif name.startswith("_scaled_dot_product"):
             back = name.endswith("backward")
-            q, k = args[1:3] if back else args[:2]
+            q, k, v = args[1:4] if back else args[:3]
+            wide = q.shape[-1] * (3 if back else 1) + v.shape[-1] * (2 if back else 1)
             half = causal is not None and causal < len(args) and args[causal]
-            flops = 4.0 * q.numel() * k.shape[-2] * (2.5 if back else 1) / (2 if half else 1)
+            flops = 2.0 * q.numel() // q.shape[-1] * k.shape[-2] * wide / (2 if half else 1)
             which = next((w for w in ("flash", "cudnn") if w in name), "efficient")
             kind, work = "attention", (flops, which, back, TYPES.get(q.dtype, "fp32"))
+        elif name.startswith(UNKNOWN) and "norm" not in name:
+            self.note(f"Of {name} only the bytes are timed.", trace)
         again = issued == "forward" and trace.phases[-1] == "backward"
         tensors = count if listed else 0
+        if name in EXPERTS:
+            self.note("Each expert is taken to have an equal share of the tokens.", trace)
+            # One kernel does them all: _grouped_mm_cuda in ATen/native/cuda/GroupedBlas.cpp.
+            at_once = trace.card.capability[0] in (9, 10) and work[0][4] == "bf16"
+            if trace.fp16 or not at_once:
+                return self.in_turn(trace, issued, work, moved, again)
         self.add(trace, issued, kind, work, moved, tensors, flops, again)
+
+    def in_turn(self, trace, issued: str, work: tuple, moved: int, again: bool) -> None:
+        """Experts one after another, once the host has asked for the number of their rows
+        (_grouped_mm_fallback in aten/src/ATen/native/GroupedMMUtils.h, transformers' moe.py)."""
+        self.wait(trace)
+        for experts, *shape in work:
+            part, flops = moved // (experts * len(work)), 2.0 * math.prod(shape[:3])
+            for _ in range(experts):
+                for _ in range(4):  # the rows' end, the rows, a matrix, the place of the result
+                    self.add(trace, issued, "view")
+                self.add(trace, issued, "product", ((1, *shape),), part, 0, flops, again)
 
     @staticmethod
     def issued(trace) -> str:
@@ -171,6 +205,9 @@ class Work:
         """A GradScaler reads and writes all gradients, then asks whether all are finite."""
         self.add(trace, "update", "stream", (), 2 * gradients)
         self.add(trace, "update", "wait")
+
+    def note(self, text: str, trace) -> None:
+        self.notes[text] = len(trace.phases) - 1
 
     def add(self, trace, issued: str, kind: str, *what) -> None:
         phase, event = len(trace.phases) - 1, len(trace.events)

@@ -34,6 +34,7 @@ MISTAKES = {  # what torch says of them: what to say
     "FlexAttention does not": "flex attention, which a CPU cannot train: take another kernel",
 }
 NO_VALUES = "the run picks by tensors' values, and fake tensors have none: take a fixed number"
+NO_VALUES += ", of a mixture's experts the grouped products"
 
 
 @dataclass
@@ -113,7 +114,7 @@ def simulate(
         if trace.fp16:  # for which bf16 stood
             rates = card.rates | {"bf16": card.rates.get("fp16", 0)}
             card = dataclasses.replace(card, rates=rates)
-        step, found.time = _time(trace.work.operations, phases, card, **speed)
+        step, found.time = _time(trace.work, phases, card, **speed)
         found.seconds = np.zeros(len(found.timeline))
         for op, end in zip(step, found.time.ends, strict=False):  # no ends without a time
             # Its results are there when it begins, what follows comes when it is done.
@@ -123,23 +124,24 @@ def simulate(
     return found
 
 
-def _time(operations: list, phases: list[str], card: cost.Card, **speed) -> tuple:
+def _time(work, phases: list[str], card: cost.Card, **speed) -> tuple:
     """The operations of the last step and their time; without a step of an optimizer, from the last
-    forward pass on."""
+    forward passes in a row on."""
     ends = _ends(phases)
     if ends:
         first, last = ends[-2] if len(ends) > 1 else 1, ends[-1]
-        note = ""
+        notes = []
     else:
         starts = [k for k, name in enumerate(phases) if name == "forward"] or [len(phases)]
         first, last = starts[-1], len(phases)
-        note = "No optimizer step was seen: the time is that from the last forward pass on."
+        notes = ["No optimizer step was seen: timed are the last forward passes and what follows."]
     # What precedes the first forward pass builds the model, but between steps gradients are freed.
-    step = [op for op in operations if first <= op.phase < last]
+    step = [op for op in work.operations if first <= op.phase < last]
     if not step:
         return step, cost.Time(note="No time is predicted: no step was seen.")
     found = cost.step_time(step, phases, card, **speed)
-    return step, dataclasses.replace(found, note=found.note or note)
+    notes += [note for note, phase in work.notes.items() if first <= phase < last]
+    return step, dataclasses.replace(found, note=found.note or " ".join(notes))
 
 
 def _ends(names: list[str]) -> list[int]:

@@ -204,6 +204,8 @@ class Trace(TorchDispatchMode):
         def enter(module, _):
             if not in_backward():
                 self.phase("forward")
+            if isinstance(module, torch.nn.RNNBase):
+                self.work.note("cuDNN's recurrent layers are not modelled.", self)
             if module not in known:
                 known.update(module.modules())
                 for tensor in (*module.parameters(), *module.buffers()):
@@ -231,6 +233,8 @@ class Trace(TorchDispatchMode):
             leaves += [inner for leaf in leaves for inner in getattr(leaf, "__dict__", {}).values()]
             for tensor in leaves:
                 away = paged and isinstance(tensor, torch.Tensor) and tensor.numel() >= least
+                if away and self.cuda:
+                    self.work.note("The travel of the optimizer's pages is not timed.", self)
                 self.see(tensor, HOST if away and self.cuda else "optimizer states")
 
         def after(optimizer, *_):

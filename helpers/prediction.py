@@ -126,7 +126,7 @@ def predict(
     `gpu` is a card of `data/gpus.csv`, "cpu", or "here". Instead of a workload any function will do
     that builds its model, takes two optimizer steps on the CPU and returns nothing, or a `Script`
     of `fake_cuda.script`, which nobody changed. `host` is how many seconds the card's computer
-    needs for one operation; `fake_cuda.cost.measure_host` finds it on a machine with a GPU. fp16 is
+    needs for one operation; the notebook measure_your_card finds it with one small step. fp16 is
     predicted as bf16 (the same bytes), tf32 as fp32. ValueError for an unknown or refused setting.
     """
     card = _card(gpu)

@@ -7,13 +7,16 @@ from unittest import mock
 import pandas as pd
 import pytest
 import torch
+import transformers
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import record_speeds
 from fake_cuda import cost, simulate
 from fake_cuda.cost import Card
 from fake_cuda.operations import Operation
+from helpers import gpu
 
 RATES = {"fp32": 19.5e12, "tf32": 156e12, "fp16": 312e12, "bf16": 312e12}
 A100 = Card("A100", (8, 0), 108, 1.555e12, RATES)
@@ -75,6 +78,24 @@ def test_what_was_measured_on_a_card_counts():
     known = Card.of("H20", (9, 0), facts | {"bandwidth_reached_gb_s": 3500})
     assert known.rates == {"fp16_reached": 142e12} and known.stream == 3500e9
     assert cost.Kernels(replace(A100, stream=1e12)).rates["stream"] == 1e12
+
+
+def test_a_vector_and_whole_rows_are_only_read():
+    kernels = cost.Kernels(A100)
+    assert kernels.product(512, 2816, 1, 2048, "bf16", True) == 0
+    seconds = kernels.seconds(
+        Operation(1, 0, "forward", "product", ((1, 1, 64, 64, "bf16", True),), 10**9)
+    )
+    assert seconds[0] == "matrix products" and seconds[1] > 1e9 / A100.bandwidth
+
+    def picking(index):
+        with mock.patch.object(cost, "step_time", wraps=cost.step_time) as timed:
+            time_of(lambda: Calls()(lambda: torch.zeros(8, 64, 64)[index()]))
+        return timed.call_args.args[0][-1].kind
+
+    some = torch.zeros
+    assert picking(lambda: some(4, dtype=torch.long)) == "stream"
+    assert picking(lambda: (some(4, dtype=torch.long), some(4, dtype=torch.long))) == "scatter"
 
 
 def test_copies_take_a_share_of_the_bandwidth_by_generation():
@@ -287,6 +308,212 @@ def test_fused_moves_fewer_bytes_than_lists():
     assert update[0] == pytest.approx(7 * 4 * 2048**2 / (0.87 * 1.555e12), rel=0.3)
 
 
+def leaf(*shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype, requires_grad=True)
+
+
+def heads(keys=64, groups=4, width=16, dtype=HALF):
+    return leaf(2, 4, 64, 16, dtype=dtype), *(
+        leaf(2, groups, keys, n, dtype=dtype) for n in (16, width)
+    )
+
+
+PRODUCTS = {
+    "mm": lambda: leaf(8, 16) @ leaf(16, 32),
+    "an output given": lambda: torch.mm(
+        torch.ones(8, 16), torch.ones(16, 32), out=torch.ones(8, 32)
+    ),
+    "addmm": lambda: torch.addmm(leaf(32), leaf(8, 16), leaf(16, 32)),
+    "bmm": lambda: torch.bmm(leaf(4, 8, 16), leaf(4, 16, 32)),
+    "baddbmm": lambda: torch.baddbmm(leaf(4, 8, 32), leaf(4, 8, 16), leaf(4, 16, 32)),
+    "addbmm": lambda: torch.addbmm(leaf(8, 32), leaf(4, 8, 16), leaf(4, 16, 32)),
+    "broadcast": lambda: leaf(3, 4, 8, 16) @ leaf(16, 32),
+    "einsum": lambda: torch.einsum("bi,ij,bj->b", leaf(4, 8), leaf(8, 16), leaf(4, 16)),
+    "tensordot": lambda: torch.tensordot(leaf(4, 8, 16), leaf(16, 8, 5), dims=([2, 1], [0, 1])),
+    "linear": lambda: F.linear(leaf(4, 8, 16), leaf(32, 16), leaf(32)),
+    "multi_dot": lambda: torch.linalg.multi_dot([leaf(4, 8), leaf(8, 16), leaf(16, 2)]),
+    "float64": lambda: leaf(8, 16, dtype=torch.double) @ leaf(16, 32, dtype=torch.double),
+    "cdist": lambda: torch.cdist(leaf(64, 16), leaf(64, 16)),
+    "conv1d": lambda: F.conv1d(leaf(2, 8, 20), leaf(16, 8, 3)),
+    "conv2d": lambda: F.conv2d(leaf(2, 8, 20, 20), leaf(16, 8, 3, 3), stride=2),
+    "conv3d": lambda: F.conv3d(leaf(2, 8, 6, 6, 6), leaf(16, 8, 3, 3, 3)),
+    "of data": lambda: F.conv2d(torch.zeros(2, 8, 20, 20), leaf(16, 8, 3, 3)),
+    "transposed 1d": lambda: F.conv_transpose1d(leaf(2, 8, 20), leaf(8, 16, 3), stride=2),
+    "transposed 2d": lambda: F.conv_transpose2d(leaf(2, 8, 9, 9), leaf(8, 16, 3, 3), stride=2),
+    "transposed 3d": lambda: F.conv_transpose3d(leaf(2, 8, 6, 6, 6), leaf(8, 16, 3, 3, 3)),
+    "GRU": lambda: torch.nn.GRU(16, 32)(leaf(5, 2, 16))[0],
+    "LSTM cell": lambda: torch.nn.LSTMCell(16, 32)(leaf(2, 16))[0],
+    "multi-head": lambda: torch.nn.MultiheadAttention(16, 2)(*[leaf(5, 2, 16)] * 3)[0],
+    "an encoder": lambda: torch.nn.TransformerEncoderLayer(16, 2, 32)(leaf(5, 2, 16)),
+    "flash": lambda: F.scaled_dot_product_attention(*heads()),
+    "efficient": lambda: F.scaled_dot_product_attention(*heads(dtype=torch.float32)),
+    "narrow values": lambda: F.scaled_dot_product_attention(*heads(32, width=8)),
+    "grouped heads": lambda: F.scaled_dot_product_attention(*heads(groups=2), enable_gqa=True),
+    "masked": lambda: F.scaled_dot_product_attention(
+        *heads(), attn_mask=torch.zeros(64, 64, dtype=torch.bool)
+    ),
+    "plain attention": lambda: F.scaled_dot_product_attention(*[leaf(4, 64, 16)] * 3),
+    "8 bits": lambda: torch._scaled_mm(
+        torch.zeros(32, 16, dtype=torch.float8_e5m2),
+        torch.zeros(32, 16, dtype=torch.float8_e4m3fn).t(),
+        *(torch.ones(()), torch.ones(())),
+        out_dtype=HALF,
+    ),
+}
+BY_HAND = {  # of which torch's counter knows nothing, or takes groups for one: its own issue
+    "grouped": (lambda: F.conv2d(leaf(2, 8, 9, 9), leaf(16, 4, 3, 3), groups=2), 98 * 16 * 36),
+    "depthwise": (lambda: F.conv2d(leaf(2, 8, 9, 9), leaf(8, 1, 3, 3), groups=8), 98 * 8 * 9),
+    "transposed groups": (
+        lambda: F.conv_transpose2d(leaf(2, 8, 9, 9), leaf(8, 5, 3, 3), groups=2),
+        162 * 8 * 45,
+    ),
+    "int8": (lambda: torch._int_mm(*[torch.zeros(32, 32, dtype=torch.int8)] * 2), 32**3 / 3),
+    "experts": (
+        lambda: F.grouped_mm(
+            leaf(32, 16, dtype=HALF),
+            leaf(4, 24, 16, dtype=HALF).transpose(1, 2),
+            offs=torch.zeros(4, dtype=torch.int32),
+        ),
+        32 * 16 * 24,
+    ),
+}
+
+
+class Calls(torch.nn.Module):
+    def forward(self, function):
+        return function()
+
+
+def counted(function, card=A100):
+    """The time of a function with its gradients, and the operations that torch's counter counts."""
+    counter = FlopCounterMode(display=False)
+
+    def run():
+        with counter:
+            out = Calls()(function)
+            if out.requires_grad:
+                out.square().sum().backward()
+
+    return time_of(run, card), counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_every_kind_of_product_is_counted(name):
+    found, wanted = counted(PRODUCTS[name])
+    assert found.flops == wanted > 0
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_every_kind_of_product_by_hand(name):
+    function, products = BY_HAND[name]
+    assert counted(function)[0].flops == pytest.approx(3 * 2 * products)
+
+
+SHAPE = dict(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+SHAPE |= dict(num_key_value_heads=4, intermediate_size=96, num_experts_per_tok=2)
+FINE = dict(moe_intermediate_size=48, n_routed_experts=8, n_group=2, topk_group=1)
+FINE |= dict(first_k_dense_replace=1, q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=8)
+MIXTURES = {
+    "Mixtral": lambda: transformers.MixtralConfig(**SHAPE, num_local_experts=8),
+    "Qwen3": lambda: transformers.Qwen3MoeConfig(**SHAPE, num_experts=8, head_dim=16),
+    "GPT-OSS": lambda: transformers.GptOssConfig(**SHAPE, num_local_experts=8, head_dim=16),
+    "OLMoE": lambda: transformers.OlmoeConfig(**SHAPE, num_experts=8),
+    "DeepSeek": lambda: transformers.DeepseekV3Config(
+        **SHAPE | FINE, qk_nope_head_dim=16, v_head_dim=16
+    ),
+}
+
+
+def mixture(config, kernel="grouped_mm", dtype=torch.float32):
+    def run():
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model.set_experts_implementation(kernel)
+        ids = torch.zeros(2, 32, dtype=torch.long)
+        model(ids, labels=ids).loss.backward()
+
+    return run
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_products_of_experts_do_not_depend_on_values(name):
+    """`batched_mm` copies each token's experts: plain products of the same size."""
+    grouped, batched = (
+        time_of(mixture(MIXTURES[name](), kernel)) for kernel in ("grouped_mm", "batched_mm")
+    )
+    assert grouped.flops == batched.flops > 0
+    assert "an equal share of the tokens" in grouped.note and "share" not in batched.note
+    with pytest.raises(ValueError, match="of a mixture's experts the grouped products"):
+        time_of(mixture(MIXTURES[name](), "eager"))
+
+
+def test_a_mixture_computes_with_its_active_parameters():
+    config, tokens = MIXTURES["Mixtral"](), 2 * 32
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    active = sum(
+        p.numel() * (2 / 8 if p.dim() == 3 else 1)
+        for name, p in model.named_parameters()
+        if p.dim() > 1 and "embed" not in name
+    )
+    causal = 3.5 * (4 * 32 * 32 * 64 / 2) * 2 * config.num_hidden_layers
+    assert time_of(mixture(config)).flops == 6 * active * tokens + causal
+
+
+def test_experts_run_at_once_or_in_turn():
+    def experts(capability, dtype):
+        seen = simulated(mixture(MIXTURES["Mixtral"](), dtype=dtype), capability)
+        return [op for op in seen if op.kind == "product" and op.work[0][0] * op.work[0][1] > 8]
+
+    def simulated(run, capability):
+        with mock.patch.object(cost, "step_time", wraps=cost.step_time) as timed:
+            simulate(run, card=replace(A100, capability=capability))
+        return timed.call_args.args[0]
+
+    run = mixture(MIXTURES["Mixtral"](), dtype=HALF)
+    at_once, in_turn = (simulated(run, capability) for capability in ((9, 0), (8, 0)))
+    exact = simulated(mixture(MIXTURES["Mixtral"]()), (9, 0))
+    # Two layers have two grouped products each; backward has two for each of them.
+    shape = (8, 2 * 32 * 2 / 8, 192, 64, "bf16", True)
+    assert sum(op.work[:1] == (shape,) for op in at_once) == 2
+    for operations, kind in ((in_turn, "bf16"), (exact, "fp32")):
+        assert sum(op.work[:1] == ((1, *shape[1:4], kind, True),) for op in operations) == 16
+        waits = [sum(op.kind == "wait" for op in ops) for ops in (operations, at_once)]
+        assert waits[0] == waits[1] + 2 * (2 + 2)  # the products of a backward wait together
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda: torch.nn.LSTM(16, 32)(leaf(5, 2, 16))[0], "recurrent layers are not modelled"),
+        (lambda: torch.linalg.qr(leaf(16, 16))[1], "Of linalg_qr only the bytes are timed"),
+        (lambda: torch.ops.test_cost.twice(leaf(4)), "Not timed: test_cost::twice."),
+    ],
+)
+def test_what_is_not_timed_is_said(function, said):
+    assert said in counted(function)[0].note
+
+
+@torch.library.custom_op("test_cost::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+twice.register_autograd(lambda ctx, grad: grad * 2)
+
+
+def test_a_plain_step_needs_no_note():
+    def loss(layer):
+        torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+        return layer(torch.zeros(32, 64)).sum()
+
+    assert time_of(stepping(loss)).note == ""
+
+
 def test_half_of_the_products_in_8_bits():
     bitsandbytes = pytest.importorskip("bitsandbytes")
 
@@ -328,10 +555,6 @@ def test_runs_without_products_or_optimizer():
 
 def test_nothing_is_claimed_of_a_cpu():
     assert simulate(stepping(lambda layer: layer(torch.zeros(1, 64)).sum()), None).time is None
-
-
-def test_the_host_can_be_measured():
-    assert 1e-7 < cost.measure_host("cpu", 0.02) < 1e-2
 
 
 # ------------------------------------------------------------------------------- recorded rows
@@ -422,6 +645,38 @@ def test_a_wrong_row_is_named(change, why):
             rows.assign(**{k: rows[k].where(rows.index != row, v) for k, v in change.items()}),
             "speeds.csv",
         )
+
+
+def alone(row) -> float:
+    """The predicted seconds of a kernel of data/measurements/kernels.csv."""
+    card, work, flops = gpu(row.card), (), 0.0
+    kind = row.kernel if row.kernel in ("stream", "norms", "bus", "product") else "attention"
+    if kind == "product":
+        work = ((row.batch, row.rows, row.columns, row.inner, row.type, True),)
+    elif kind == "attention":
+        back = row.kernel.endswith("backward")
+        flops = 4 * row.batch * row.rows * row.columns * row.inner * (2.5 if back else 1)
+        flops /= 2 if "causal" in row.kernel else 1
+        work = flops, row.kernel.split()[0], back, row.type
+    kernels = cost.Kernels(Card.of(card.name, card.capability, card.facts))
+    moved = 0 if work else row.bytes
+    return kernels.seconds(Operation(1, 0, "forward", kind, work, moved))[1]
+
+
+def test_kernels_that_others_timed_alone():
+    table = pd.read_csv(record_speeds.MEASURED.with_name("kernels.csv"))
+    table["error"] = [alone(row) / row.seconds - 1 for row in table.itertuples()]
+    off = table["error"].abs()
+    assert len(table) >= 50 and off.median() < 0.1 and off.max() < 0.55
+    assert off.groupby(table["kernel"].str.split(",").str[0]).median().max() < 0.35
+    # What is off most: causal attention on an H100 is slower (cuDNN's was one of 2024), a T4's
+    # norms are faster.
+    worst = table[off > 0.34]
+    assert set(worst["card"] + " " + worst["kernel"].str.split(",").str[0]) <= {
+        "H100 cudnn attention",
+        "H100 flash attention",
+        "T4 norms",
+    }
 
 
 def test_half_of_each_constant_is_seen():

@@ -113,7 +113,7 @@ def test_the_simulation_stays_small():
     folder = PACKAGE.with_name("fake_cuda")
     lines = {path.stem: lines_of_code(path.read_text()) for path in folder.glob("*.py")}
     apart = lines.pop("script") + lines.pop("sandbox")  # a program of its own, as the planner is
-    assert sum(lines.values()) <= 1331 and apart <= 445
+    assert sum(lines.values()) <= 1360 and apart <= 445
 
 
 def test_public_functions_are_typed():

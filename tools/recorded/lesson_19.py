@@ -40,6 +40,21 @@ def experts() -> Iterator[tuple]:
     yield "experts", "every other layer", predicted(sparse)
 
 
+def in_half(model):
+    return model.to(torch.bfloat16)
+
+
+def experts_in_half() -> Iterator[tuple]:
+    """The same with weights in 16 bits, which autocast does not make of experts."""
+    for run, variant, job in experts():
+        if variant != "every other layer":
+            yield (
+                run,
+                variant,
+                functools.partial(job.func, job.args[0].with_model(in_half), **job.keywords),
+            )
+
+
 class Depths(nn.Module):
     """A block that only the tokens with the highest scores enter."""
 
@@ -73,4 +88,4 @@ def depths() -> Iterator[tuple]:
         yield "depths", f"capacity {capacity}", run
 
 
-SETS = (experts, depths)
+SETS = (experts, experts_in_half, depths)

@@ -43,6 +43,10 @@ def adamw_8bit(model, args):
     return bnb.optim.AdamW8bit(model.parameters(), lr=args.learning_rate)
 
 
+def inside_adamw(model, args):
+    return lesson.in_backward(model, args, torch.optim.AdamW)
+
+
 def inside_8bit(model, args):
     return lesson.in_backward(model, args, bnb.optim.AdamW8bit)
 
@@ -95,3 +99,23 @@ DECODER = (  # llama-3.2-3b, 4,096 tokens
     Step("QLoRA", TWO | SAVED, QLORA),
     Step("QLoRA + offloading", TWO | OFFLOADED, QLORA),
 )
+
+TECHNIQUES = ("checkpointing", "loss in chunks", "8-bit AdamW", "update inside backward")
+TRAINED = {"all weights": (), "LoRA": (lesson.lora,), "QLoRA": (lesson.lora,)}  # changes, last
+
+
+def combined(on: tuple[str, ...], trained: str = "all weights") -> Step:
+    """The decoder, two samples at a time, with some of the four techniques."""
+    settings, optimizer = dict(TWO), None
+    changes = (bf16_weights, *([lesson.nf4] if trained == "QLoRA" else []))
+    if "loss in chunks" in on:
+        changes += (lesson.chunked_loss,)
+    if "checkpointing" in on:
+        settings |= SAVED
+    if "8-bit AdamW" in on:
+        optimizer = adamw_8bit
+    if "update inside backward" in on:
+        settings |= OWN_CLIPPING
+        optimizer = inside_8bit if optimizer else inside_adamw
+    name = " + ".join(technique for technique in TECHNIQUES if technique in on) or "none"
+    return Step(name, settings, (*changes, *TRAINED[trained]), optimizer)

@@ -1,5 +1,6 @@
 """Lesson 16: one technique after another, and pairs for the scoreboard."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,6 +29,21 @@ def waterfalls() -> Iterator[tuple]:
                 return predict(workload, gpu=target, optimizer=step.optimizer, **step.settings)
 
             yield model, step.name, run
+
+
+def choices() -> Iterator[tuple]:
+    """Every combination of four techniques, for all weights and for two kinds of adapters."""
+    decoder = language_modelling("llama-3.2-3b", length=4096)
+    for trained, size in itertools.product(both.TRAINED, range(len(both.TECHNIQUES) + 1)):
+        for on in itertools.combinations(both.TECHNIQUES, size):
+            step = both.combined(on, trained)
+
+            def run(workload=decoder, step=step):
+                for change in step.changes:
+                    workload = workload.with_model(change)
+                return predict(workload, gpu="RTX 3090", optimizer=step.optimizer, **step.settings)
+
+            yield trained, step.name, run
 
 
 def published_pairs() -> Iterator[tuple]:
@@ -61,4 +77,4 @@ def published_pairs() -> Iterator[tuple]:
 
 
 FIELDS = Simulation.__dataclass_fields__
-SETS = (waterfalls, published_pairs)
+SETS = (waterfalls, choices, published_pairs)

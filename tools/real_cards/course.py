@@ -46,6 +46,7 @@ class Student:
     gradients: str = "freed after a step"  # | freed before backward
     segments: int = 0  # of layers that are checkpointed
     halved: bool = False  # layers are checkpointed by halves, and those by halves again
+    named: bool = True  # what the table gave is, and lives as long as a forward pass (2026's code)
     capability: tuple[int, int] = (8, 0)  # where the card is unknown, so are its 108 processors
     sms: int = 108
     torch: str = "2.11.0"
@@ -221,6 +222,7 @@ class Decoder(nn.Module):
 
     def forward(self, words):
         x, blocks = self.table(words), list(self.blocks)
+        _embedded = x if self.student.named else None
         count = self.student.segments
         for i in range(count):
             part = nn.Sequential(*blocks[i * len(blocks) // count : (i + 1) * len(blocks) // count])
@@ -455,7 +457,11 @@ LUKE396 = {
     )
     for length in lengths
 }
-_damek = partial(Student, **XL, rotate="looked up", adamw="decay last", torch="2.6.0", whole=True)
+_damek = partial(
+    Student,
+    **XL,
+    **dict(rotate="looked up", adamw="decay last", torch="2.6.0", whole=True, named=False),
+)
 DAMEK = {
     f"{name}, length {length}{', bf16' * bf16}": _damek(length=length, bf16=bf16, **options)
     for bf16 in (False, True)

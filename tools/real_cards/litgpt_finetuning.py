@@ -17,8 +17,10 @@ choice, in the versions that the table was made with (litgpt of April to Septemb
 And the table of October 2023 (tutorials/resource-tables.md, commit 8641822b, lightning at 71aed751,
 bitsandbytes 0.41.1) on an A100, where the first batch has the longest sample of Alpaca, uncut:
 
-- The norm is taken in bfloat16 (rmsnorm.py). The rotary tables are made again, in 32 bits, for the
-  longest sample (`max_seq_length` in model.py, set outside of Fabric's context).
+- The norm is taken in 32 bits, its product too (rmsnorm.py since pull request 606 of 24 October,
+  which the table must have been made with: the commit it names, a week older, kept less).
+- The rotary tables are made again, in 32 bits, for the longest sample (`max_seq_length` in
+  model.py, set outside of Fabric's context).
 - "nf4-dq" keeps the scales in 8 bits, with a 32-bit scale for each 256 of them.
 - The peak is the first batch's: no later one is that long, and AdamW's states are small.
 """
@@ -56,7 +58,7 @@ class Shape:
     shared_norm: bool = False
     scaled: bool = False  # embeddings times a number, norms with 1 + weight
     newer: bool = False  # code of July 2024 on: the norm's product in 32 bits, padding in place
-    early: bool = False  # code of October 2023: the norm in bfloat16
+    early: bool = False  # code of October 2023
     length: int = 512
     batch: int = 1
     rank: int = 32
@@ -185,10 +187,10 @@ class Norm(nn.Module):
         self.shape = shape
 
     def forward(self, x):
-        if self.shape.early:
-            return self.weight * (x * torch.rsqrt(torch.mean(x * x, -1, keepdim=True) + 1e-5))
         x = x.float()
         x = x * torch.rsqrt(torch.mean(x * x, -1, keepdim=True) + 1e-5)
+        if self.shape.early:
+            return (self.weight * x).to(BF16)
         x = x if self.shape.newer else x.to(BF16)
         weight = 1 + self.weight if self.shape.scaled else self.weight
         return (x * weight.float()).to(BF16) if self.shape.newer else x * weight

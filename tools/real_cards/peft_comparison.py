@@ -7,10 +7,13 @@ segment of the allocator, which stood when they began to count.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from peft import PeftModel, get_peft_config, get_peft_model
 from peft.optimizers import create_lorafa_optimizer
 from transformers import AutoConfig, AutoModelForCausalLM, Dinov2Config, Dinov2Model
@@ -186,6 +189,48 @@ def _after_each_step(simulation: Simulation) -> list[tuple[int, int, int]]:
     return found
 
 
+@contextmanager
+def svd_of_a_card() -> Iterator[None]:
+    """cuSOLVER's right vectors lie by rows (`_linalg_svd_meta` in torch/_meta_registrations.py), so
+    what PEFT takes of the first rows is no copy and holds all of them. With images it makes no
+    difference: that script moves the model to the host and back, which copies the rows alone."""
+    decompose = torch.linalg.svd
+
+    def by_rows(*args, **options):
+        left, values, right = decompose(*args, **options)
+        return left, values, right.contiguous()
+
+    with mock.patch.object(torch.linalg, "svd", by_rows):
+        yield
+
+
+def _rebuilds(model: PeftModel) -> None:
+    """OSF as PEFT 0.19 had it (tuners/osf/layer.py): all factors of a weight stand beside it, and
+    each pass makes a weight of them. PEFT 0.21 keeps fewer, and adds what was learned."""
+    for layer in model.modules():
+        if not hasattr(layer, "_osf_U_low_init"):
+            continue
+        low, rank = layer.osf_svd_params["default"], layer.effective_rank["default"]
+        rows, columns = layer.get_base_layer().weight.shape
+        for kept in (layer._osf_U_low_init, layer._osf_S_low_init, layer._osf_V_low_init):
+            kept.clear()
+        layer._osf_U_high.clear()
+        layer._osf_V_high.clear()
+        layer._detach_hooks()
+        left, values, right = (
+            torch.empty(shape, dtype=torch.bfloat16)
+            for shape in ((rows, rank), (rank,), (rank, columns))
+        )
+
+        def forward(x, low=low, left=left, values=values, right=right):
+            high = torch.mm(left * values.unsqueeze(0), right)
+            return F.linear(x, high + torch.mm(low["U_low"] * low["S_low"][None], low["V_low"]))
+
+        low["U_low"].register_hook(lambda g, left=left: g - left @ (left.T @ g))
+        low["V_low"].register_hook(lambda g, right=right: g - (g @ right.T) @ right)
+        layer.forward = forward
+
+
 def train_texts(run: str, lengths: list[int], **config) -> list[tuple]:
     """Steps of 4 texts of these many padded tokens; see `_after_each_step` for what comes back.
 
@@ -197,9 +242,14 @@ def train_texts(run: str, lengths: list[int], **config) -> list[tuple]:
     def train():
         model = AutoModelForCausalLM.from_config(config)
         settings = (TEXTS | TEXTS_2)[run]
-        model = _adapted(model.bfloat16(), run, settings, task_type="CAUSAL_LM")
+        with svd_of_a_card():
+            model = _adapted(model.bfloat16(), run, settings, task_type="CAUSAL_LM")
+        if run.startswith("osf"):
+            _rebuilds(model)
         if run.endswith("lorafa"):
             optimizer = create_lorafa_optimizer(model, 32, 64, 1e-4, 0.1)
+            with model.disable_adapter():  # run.py takes a loss without it: on leaving, PEFT
+                pass  # lets all of an adapter train again, what the optimizer froze too
         else:
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1)
         for step, length in enumerate(lengths, 1):

@@ -5,10 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from real_cards import liger_operations, litgpt_finetuning, torchao_offloading, torchtune_packed
+from real_cards import (
+    bert_large,
+    book_gpt2,
+    liger_operations,
+    litgpt_finetuning,
+    torchao_offloading,
+    torchtune_packed,
+    vit_large,
+)
 
 PEAKS = Path(__file__).parents[1] / "data" / "measurements" / "peaks.csv"
 MODULES = (liger_operations, litgpt_finetuning, torchao_offloading, torchtune_packed)
+MODULES += (bert_large, book_gpt2, vit_large)
 RUNS = dict(liger_operations.runs())
 FIRST = [f"{name} {values[0]}" for name, (*_, values) in liger_operations.OPERATIONS.items()]
 

@@ -112,7 +112,7 @@ def cases() -> Iterator[tuple[str, str, Case]]:
                 for part in known.modules():  # without adapters
                     for adapter in ("lora_a", "lora_b"):
                         part._parameters.pop(adapter, None)
-                shape = s.batch, litgpt_finetuning.LENGTH, s.width, s.layers, s.heads, s.vocabulary
+                shape = s.batch, s.length, s.width, s.layers, s.heads, s.vocabulary
                 yield "litgpt", name, Case(model, known, *shape)
         t = torchtune_packed
         model = t.Model().to(torch.bfloat16)

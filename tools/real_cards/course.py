@@ -2,8 +2,8 @@
 
 The assignment (Stanford's CS336, the second) asks for memory logs of a model in plain operations:
 RMSNorm, SwiGLU, rotary positions, causal attention by matrices, a softmax, a loss and an AdamW by
-hand. Four students published logs of CUDA's allocator and a fifth the peaks; what differs between
-them is a field of `Student`. Sources: the column `source` of data/measurements/peaks.csv.
+hand. Four students published logs of CUDA's allocator and three more the peaks; what differs
+between them is a field of `Student`. Sources: the column `source` of data/measurements/peaks.csv.
 """
 
 import math
@@ -35,15 +35,18 @@ class Student:
     length: int
     batch: int = 4
     bf16: bool = False  # autocast
-    rotate: str = "halves"  # positions: sliced | looked up by index | made on the CPU each time
-    loss: str = "every token"  # | flat | of torch | of the last token
-    adamw: str = "decay first"  # when it shrinks the weights | decay last | new weights | of torch
-    steps: int = 2
-    stage: str = "train"  # | backward | forward
+    rotate: str = "halves"  # positions: sliced | looked up by index | made on the CPU | none
+    loss: str = "every token"  # | flat | of torch | of the last token | logsumexp
+    adamw: str = "decay first"  # when it shrinks the weights | decay last | new weights | in place
+    steps: int = 2  # (AdamW also "of torch")
+    stage: str = "train"  # | one step after all passes | backward | forward | forward and loss
     no_grad: Callable = nullcontext  # around a forward pass
     holds: bool = False  # the results of a step live until the next ones replace them
     tried: bool = False  # one forward pass before the first step
+    gradients: str = "freed after a step"  # | freed before backward
     segments: int = 0  # of layers that are checkpointed
+    halved: bool = False  # layers are checkpointed by halves, and those by halves again
+    named: bool = True  # what the table gave is, and lives as long as a forward pass (2026's code)
     capability: tuple[int, int] = (8, 0)  # where the card is unknown, so are its 108 processors
     sms: int = 108
     torch: str = "2.11.0"
@@ -86,12 +89,14 @@ class Rotation(nn.Module):
     def __init__(self, student: Student):
         super().__init__()
         self.how, self.half = student.rotate, student.width // student.heads // 2
-        if self.how != "each time":
+        if self.how not in ("each time", "none"):
             table = torch.empty(2, student.length, self.half)
             self.register_buffer("table", table, persistent=False)
 
     def forward(self, x, at=None):
         length = x.shape[-2]
+        if self.how == "none":
+            return x
         if self.how == "each time":  # its tables stay in the CPU's memory and are copied each time
             sin, cos = (torch.empty(length, self.half, 1) for _ in range(2))
             x = x.unflatten(-1, (self.half, 2))
@@ -113,7 +118,9 @@ def softmax(x, student: Student):
     if student.rotate == "each time":  # this student takes the exponential twice
         top = torch.max(x, dim=-1, keepdim=True)[0]
         return torch.exp(x - top) / torch.sum(torch.exp(x - top), dim=-1, keepdim=True)
-    below = x - torch.max(x, dim=-1, keepdim=True)[0]  # named: it lives until the function ends
+    # `amax` keeps its input for backward, `max` the places only.
+    top = x.amax(dim=-1, keepdim=True) if student.rotate == "none" else x.max(-1, keepdim=True)[0]
+    below = x - top  # named: it lives until the function ends
     powers = torch.exp(below)
     return powers / torch.sum(powers, dim=-1, keepdim=True)
 
@@ -196,6 +203,15 @@ class Block(nn.Module):
         return between + fed
 
 
+def by_halves(blocks: list[nn.Module], x):
+    if len(blocks) == 1:
+        return blocks[0](x)
+    middle = len(blocks) // 2
+    for half in (blocks[:middle], blocks[middle:]):
+        x = checkpoint(partial(by_halves, half), x, use_reentrant=False)
+    return x
+
+
 class Decoder(nn.Module):
     def __init__(self, student: Student):
         super().__init__()
@@ -206,11 +222,14 @@ class Decoder(nn.Module):
 
     def forward(self, words):
         x, blocks = self.table(words), list(self.blocks)
+        _embedded = x if self.student.named else None
         count = self.student.segments
         for i in range(count):
             part = nn.Sequential(*blocks[i * len(blocks) // count : (i + 1) * len(blocks) // count])
             x = checkpoint(part, x, use_reentrant=False)
-        for block in blocks if not count else []:
+        if self.student.halved:
+            x = by_halves(blocks, x)
+        for block in blocks if not (count or self.student.halved) else []:
             x = block(x)
         return self.head(self.norm(x))
 
@@ -231,6 +250,11 @@ def loss_of(logits, targets, kind: str):
         hot = torch.zeros_like(log)
         hot.scatter_(-1, targets.unsqueeze(-1), 1)
         return -torch.sum(hot * log) / len(logits)
+    if kind == "logsumexp":
+        logits, targets = logits.flatten(0, 1), targets.flatten()
+        logits = logits - logits.amax(dim=-1, keepdim=True)
+        total = torch.logsumexp(logits, dim=-1)
+        return (total - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)).mean()
     if kind == "flat":
         logits, targets = logits.flatten(0, 1), targets.flatten()
     surprise = -log_softmax(logits)
@@ -257,6 +281,16 @@ class AdamW(torch.optim.Optimizer):
                 p.data = p.data - 0.1 * (new_m / (torch.sqrt(new_v) + 1e-8))
                 p.data = p.data - 0.1 * 0.0 * p.data
                 continue
+            if self.defaults["order"] == "in place":
+                gradient = p.grad
+                if not state:
+                    state["m"], state["v"] = torch.zeros_like(p.data), torch.zeros_like(p.data)
+                state["m"].mul_(0.9).add_(gradient, alpha=0.1)
+                state["v"].mul_(0.99).addcmul_(gradient, gradient, value=0.01)
+                root = state["v"].sqrt().add_(1e-8)
+                p.data.add_(p.data, alpha=-0.1)
+                p.data.addcdiv_(state["m"], root, value=-0.1)
+                continue
             if self.defaults["order"] == "decay first":
                 p.data -= 0.1 * p.data
             old_m = state.get("m", torch.zeros_like(gradient))
@@ -272,7 +306,7 @@ class AdamW(torch.optim.Optimizer):
 def run(student: Student):
     model = Decoder(student)
     optimizer = None
-    if student.stage == "train":
+    if student.stage in ("train", "one step after all passes"):
         torchs = student.adamw == "of torch"
         optimizer = (
             torch.optim.AdamW(model.parameters()) if torchs else AdamW(model.parameters(), student)
@@ -297,19 +331,22 @@ def steps(student: Student, autocast, model, optimizer, words, targets) -> None:
     if student.tried:
         with autocast():
             logits = model(words)
-    for _ in range(student.steps):
-        with autocast():
-            if student.stage == "forward":
-                with student.no_grad():
-                    logits = model(words)
-            else:
-                logits = model(words)
+    forward = student.stage.startswith("forward")
+    for step in range(student.steps):
+        with autocast(), student.no_grad() if forward else nullcontext():
+            logits = model(words)
+            if student.stage != "forward":
                 loss = loss_of(logits, targets, student.loss)
-        if student.stage != "forward":
+        if student.gradients == "freed before backward":
+            model.zero_grad()
+        if not forward:
             loss.backward()
-        if optimizer:
+        if student.stage == "one step after all passes":
+            logits = loss = None
+        if optimizer and (student.stage == "train" or step == student.steps - 1):
             optimizer.step()
-        model.zero_grad()
+        if student.gradients == "freed after a step":
+            model.zero_grad()
         if not student.holds:
             logits = loss = None
 
@@ -388,6 +425,89 @@ CSDIYWITHME = {
     "xl, backward, 32 segments": _csdiywithme(**XL, length=2048, stage="backward", segments=32),
 }
 
+# What three of them say of further runs in tables, with the same code.
+_linyun = partial(Student, **XL, capability=(12, 0), sms=188)
+LINYUN_2 = {
+    f"forward, length {length}{', bf16' * bf16}": _linyun(
+        length=length, bf16=bf16, stage="forward", no_grad=torch.no_grad
+    )
+    for bf16 in (False, True)
+    for length in (128, 512, 1024, 2048)
+} | {
+    f"training, length 2048, {name}": _linyun(
+        length=2048, loss="of torch", adamw="of torch", **options
+    )
+    for name, options in {
+        **{f"{n} segments": dict(segments=n) for n in (32, 16, 8)},
+        "halves in halves": dict(halved=True),
+    }.items()
+}
+_luke396 = partial(
+    Student,
+    **XL,
+    **dict(rotate="none", loss="logsumexp", adamw="in place", steps=3, whole=True),
+    **dict(gradients="freed before backward", torch="2.8.0"),
+)
+LUKE396 = {
+    f"{name}, length {length}{', bf16' * bf16}": _luke396(length=length, bf16=bf16, stage=stage)
+    for bf16 in (False, True)
+    for name, stage, lengths in (
+        ("forward", "forward", (128, 256, 512)),
+        ("training", "train", (128, 256)),
+    )
+    for length in lengths
+}
+_damek = partial(
+    Student,
+    **XL,
+    **dict(rotate="looked up", adamw="decay last", torch="2.6.0", whole=True, named=False),
+)
+DAMEK = {
+    f"{name}, length {length}{', bf16' * bf16}": _damek(length=length, bf16=bf16, **options)
+    for bf16 in (False, True)
+    for name, options in {
+        "forward": dict(stage="forward and loss", no_grad=torch.no_grad),
+        "training": dict(stage="one step after all passes"),
+    }.items()
+    for length in (128, 256, 512)
+}
+
+
+def attention_alone(width: int, length: int) -> dict[str, int]:
+    """Passes through attention without heads or a mask, while what one gave before is still there
+    (damek's attention_benchmarking_script.py)."""
+    student = Student(width, 1, 1, width, length)
+
+    def attended(q, k, v):
+        scores = torch.einsum("...qd,...kd->...qk", q, k) / math.sqrt(q.shape[-1])
+        return torch.einsum("...qk,...kd->...qd", softmax(scores, student), v)
+
+    def passes():
+        inputs = [torch.empty(8, length, width, requires_grad=True) for _ in range(3)]
+        attended(*inputs).sum().backward()
+        for x in inputs:
+            x.grad = None
+        before = attended(*inputs)
+        loss = before.sum()
+        for _ in range(2):
+            out = attended(*inputs)
+            out.sum().backward()
+            del out
+            for x in inputs:
+                x.grad = None
+        return before, loss
+
+    with patch.object(trace, "workspace", partial(workspace, version="2.6.0")):
+        return {"allocated": simulate(passes).peak_allocated}
+
+
+def damek() -> Iterator[tuple[str, Callable]]:
+    yield from _set(DAMEK)()
+    for width in (16, 128):
+        for length in (256, 1024, 4096, 8192, 16384):
+            job = partial(attention_alone, width, length)
+            yield f"attention, width {width}, length {length}", job
+
 
 def _set(students: dict[str, Student]) -> Callable[[], Iterator]:
     return lambda: ((name, partial(peaks, student)) for name, student in students.items())
@@ -395,7 +515,10 @@ def _set(students: dict[str, Student]) -> Callable[[], Iterator]:
 
 SETS = {
     "course-csdiywithme": _set(CSDIYWITHME),
+    "course-damek": damek,
     "course-linyun": _set(LINYUN),
+    "course-linyun-2": _set(LINYUN_2),
+    "course-luke396": _set(LUKE396),
     "course-niuhuang": _set(NIUHUANG),
     "course-sidsoc12": _set(SIDSOC12),
     "course-wedsonlin": _set(WEDSONLIN),

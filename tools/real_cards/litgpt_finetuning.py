@@ -13,6 +13,16 @@ choice, in the versions that the table was made with (litgpt of April to Septemb
   from 16-bit floats (`half`), which is therefore what it is expanded to before it becomes bfloat16
   (plugins/precision/bitsandbytes.py). bitsandbytes 0.42 keeps the input of each quantized product
   (autograd/_functions.py); newer ones do not.
+
+And the table of October 2023 (tutorials/resource-tables.md, commit 8641822b, lightning at 71aed751,
+bitsandbytes 0.41.1) on an A100, where the first batch has the longest sample of Alpaca, uncut:
+
+- The norm is taken in 32 bits, its product too (rmsnorm.py since pull request 606 of 24 October,
+  which the table must have been made with: the commit it names, a week older, kept less).
+- The rotary tables are made again, in 32 bits, for the longest sample (`max_seq_length` in
+  model.py, set outside of Fabric's context).
+- "nf4-dq" keeps the scales in 8 bits, with a 32-bit scale for each 256 of them.
+- The peak is the first batch's: no later one is that long, and AdamW's states are small.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +35,7 @@ from torch import nn
 
 from fake_cuda import Simulation, simulate
 
-BF16, A10G, LENGTH, PIECE = torch.bfloat16, (8, 6), 512, 128
+BF16, A10G, A100, PIECE = torch.bfloat16, (8, 6), (8, 0), 128
 
 
 @dataclass(frozen=True)
@@ -48,39 +58,56 @@ class Shape:
     shared_norm: bool = False
     scaled: bool = False  # embeddings times a number, norms with 1 + weight
     newer: bool = False  # code of July 2024 on: the norm's product in 32 bits, padding in place
+    early: bool = False  # code of October 2023
+    length: int = 512
     batch: int = 1
     rank: int = 32
     dropout: float = 0.05
     everywhere: bool = False  # LoRA in all layers; otherwise in queries and values
     quantized: bool = False
+    twice: bool = False  # the scales, too
     accumulates: bool = True  # several batches a step
+
+
+def expanded(shape: tuple[int, int], scales, dtype: torch.dtype):
+    _opened = scales.float()  # a copy if they have 8 bits
+    half = torch.empty(shape, dtype=torch.half)
+    return half.to(dtype)
 
 
 class Quantized(torch.autograd.Function):
     """A product with a 4-bit weight, as bitsandbytes 0.42 did it."""
 
     @staticmethod
-    def forward(ctx, x, packed, shape, bias):
-        ctx.kept, ctx.shape = (x, packed), shape
-        return F.linear(x, torch.empty(shape, dtype=torch.half).to(x.dtype), bias)
+    def forward(ctx, x, packed, scales, shape, bias):
+        ctx.kept, ctx.shape, ctx.scales = (x, packed), shape, scales
+        return F.linear(x, expanded(shape, scales, x.dtype), bias)
 
     @staticmethod
     def backward(ctx, grad):
-        weight = torch.empty(ctx.shape, dtype=torch.half).to(grad.dtype)
-        return grad @ weight, None, None, None
+        return grad @ expanded(ctx.shape, ctx.scales, grad.dtype), None, None, None, None
 
 
 class Linear4(nn.Module):
-    def __init__(self, inputs: int, outputs: int, bias: bool):
+    def __init__(self, inputs: int, outputs: int, bias: bool, twice: bool = False):
         super().__init__()
         self.shape = (outputs, inputs)
         n = inputs * outputs
         self.register_buffer("packed", torch.empty(n // 2, 1, dtype=torch.uint8))
-        self.register_buffer("scales", torch.empty(n // 64, dtype=torch.float32))
+        kind = torch.uint8 if twice else torch.float32
+        self.register_buffer("scales", torch.empty(n // 64, dtype=kind))
+        if twice:
+            self.register_buffer("scales_of_scales", torch.empty(n // 64 // 256))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=BF16)) if bias else None
 
     def forward(self, x):
-        return Quantized.apply(x, self.packed, self.shape, self.bias)
+        return Quantized.apply(x, self.packed, self.scales, self.shape, self.bias)
+
+
+def linear(shape: Shape) -> Callable:
+    if shape.quantized:
+        return partial(Linear4, twice=shape.twice)
+    return partial(nn.Linear, dtype=BF16)
 
 
 class Lora(nn.Module):
@@ -88,7 +115,7 @@ class Lora(nn.Module):
 
     def __init__(self, shape: Shape, inputs: int, outputs: int, bias: bool, rank: int):
         super().__init__()
-        kind = Linear4 if shape.quantized else partial(nn.Linear, dtype=BF16)
+        kind = linear(shape)
         self.linear = kind(inputs, outputs, bias=bias)
         self.dropout, self.rank = nn.Dropout(shape.dropout), rank
         if rank:
@@ -114,7 +141,7 @@ class LoraAttention(nn.Module):
         if not shape.everywhere:
             self.parts = [self.parts[0], self.parts[2]]
         self.together = shape.heads == shape.groups
-        kind = Linear4 if shape.quantized else partial(nn.Linear, dtype=BF16)
+        kind = linear(shape)
         self.linear = kind(shape.width, self.outputs, bias=shape.bias)
         self.dropout = nn.Dropout(shape.dropout)
         if shape.rank:
@@ -162,6 +189,8 @@ class Norm(nn.Module):
     def forward(self, x):
         x = x.float()
         x = x * torch.rsqrt(torch.mean(x * x, -1, keepdim=True) + 1e-5)
+        if self.shape.early:
+            return (self.weight * x).to(BF16)
         x = x if self.shape.newer else x.to(BF16)
         weight = 1 + self.weight if self.shape.scaled else self.weight
         return (x * weight.float()).to(BF16) if self.shape.newer else x * weight
@@ -231,7 +260,7 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(s) for _ in range(s.layers))
         self.norm = nn.LayerNorm(s.width, dtype=BF16) if s.layer_norm else Norm(s)
         for name in ("cos", "sin"):
-            self.register_buffer(name, torch.empty(LENGTH, int(s.rotary * s.head_size)))
+            self.register_buffer(name, torch.empty(s.length, int(s.rotary * s.head_size)))
 
     def forward(self, ids, pieces: bool):
         x = self.embedding(ids)
@@ -278,8 +307,8 @@ def handed_out(model: Model, ids, pieces: bool):
     return [piece.float() for piece in logits] if pieces else logits.float()
 
 
-def train(shape: Shape) -> Simulation:
-    """Three batches of 512 tokens, and a step after the first and the last, or after each."""
+def train(shape: Shape, card: tuple[int, int] = A10G, batches: int = 3) -> Simulation:
+    """Batches of equal length, and a step after the first and the last, or after each."""
 
     def run():
         model = Model(shape)
@@ -287,8 +316,8 @@ def train(shape: Shape) -> Simulation:
             parameter.requires_grad_("lora" in name or not shape.rank)
         kind = Paged if shape.quantized else torch.optim.AdamW
         optimizer = kind([p for p in model.parameters() if p.requires_grad])
-        for batch in range(3):
-            ids = torch.ones(shape.batch, LENGTH, dtype=torch.long)
+        for batch in range(batches):
+            ids = torch.ones(shape.batch, shape.length, dtype=torch.long)
             targets = torch.ones_like(ids)[..., 1:]
             logits = handed_out(model, ids, pieces=bool(shape.rank))
             if shape.rank:
@@ -300,7 +329,7 @@ def train(shape: Shape) -> Simulation:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    return simulate(run, A10G)
+    return simulate(run, card)
 
 
 LLAMA_2 = Shape(32, 4096, 32, 32, 11008, 32000, batch=2, head_size=128)
@@ -361,10 +390,44 @@ RUNS = {
 }
 
 
+def in_2023(shape: Shape, length: int, batches: dict[str, tuple[int, ...]]) -> dict[str, Shape]:
+    """The lines of one model in the table of October 2023."""
+    shape = replace(shape, early=True, length=length, rank=8)
+    found = {}
+    for kind, sizes in batches.items():
+        how = {"quantized": bool(kind), "twice": kind == "nf4-dq"}
+        found |= {
+            f"{kind}, batch {n}" if kind else f", batch {n}": replace(shape, batch=n, **how)
+            for n in sizes
+        }
+    return found
+
+
+PHI_1_5 = replace(PHI_2, layers=24, width=2048, inner=8192, rotary=0.5, head_size=64)
+PHI_1_5 = replace(PHI_1_5, everywhere=False)
+LLAMA_2_13B = replace(LLAMA_2, layers=40, width=5120, heads=40, groups=40, inner=13824)
+FOUR_BITS = {"nf4": (1,), "nf4-dq": (1,)}
+RUNS_2023 = {
+    f"{model}{' ' * (name[0] != ',')}{name}": found
+    for model, shape, length, batches in (
+        ("phi-1.5", PHI_1_5, 1044, (1, 2, 4)),
+        ("stablelm-alpha-3b", STABLELM, 1034, (1, 2, 4)),
+        ("llama-2-7b", LLAMA_2, 1304, (1, 2)),
+        ("llama-2-13b", LLAMA_2_13B, 1304, (1,)),
+    )
+    for name, found in in_2023(shape, length, {"": batches} | FOUR_BITS).items()
+}
+
+
 def runs() -> Iterator[tuple[str, Callable]]:
     """Each line of the table that was run on one card and ended, by its file's name."""
     for name, shape in RUNS.items():
         yield name, partial(train, shape)
 
 
-SETS = {"litgpt": runs}
+def runs_2023() -> Iterator[tuple[str, Callable]]:
+    for name, shape in RUNS_2023.items():
+        yield name, partial(train, shape, A100, batches=1)
+
+
+SETS = {"litgpt": runs, "litgpt-2023": runs_2023}

@@ -7,11 +7,15 @@ segment of the allocator, which stood when they began to count.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from peft import PeftModel, get_peft_config, get_peft_model
+from peft.optimizers import create_lorafa_optimizer
 from transformers import AutoConfig, AutoModelForCausalLM, Dinov2Config, Dinov2Model
 
 from fake_cuda import Allocator, MiB, Simulation, simulate
@@ -91,13 +95,69 @@ IMAGES = {
     "pvera default": LINEAR | {"r": 32},
     "road default": LINEAR,
 }
-METHODS = {"prefixtuning": "PREFIX_TUNING", "dora": "LORA"}  # where a run is called otherwise
+# Results that had no row when the blind test of November 2026 was made.
+PROMPT = {"num_virtual_tokens": 200, "token_dim": 3072, "num_transformer_submodules": 1}
+PROMPT |= {"num_attention_heads": 24, "num_layers": 28}
+BLOCKS = {"target_modules_bd_a": ["o_proj", "down_proj"], "nblocks": 2}
+BLOCKS |= {"target_modules_bd_b": ["q_proj", "v_proj", "k_proj", "up_proj", "gate_proj"]}
+RANKS = {name: 896 if name in ("k_proj", "v_proj") else 2944 for name in ALL_LINEAR}
+TEXTS_2 = {
+    "adaptionprompt lr_0.0005": {
+        "target_modules": "self_attn",
+        "adapter_len": 100,
+        "adapter_layers": 28,
+    },
+    "beft target-v_proj": {"target_modules": ["v_proj"]},
+    "c3a default": ATTENTION | {"block_size": 64, "init_weights": False},
+    "deft rank32-para": ATTENTION | {"r": 32, "decomposition_method": "qr", "para": True},
+    "delora rank32": ATTENTION | {"r": 32},
+    "full-finetuning lr_0.00001": {},
+    "glora vector-paths": ATTENTION | {"config_A_B": "vector", "config_C": "vector"},
+    "ln_tuning default": {
+        "target_modules": ["input_layernorm", "norm", "post_attention_layernorm"]
+    },
+    "loha rank32": ATTENTION | {"r": 32, "alpha": 64},
+    "lora rank14-target-mlp-bdlora": MLP | {"r": 14, "lora_alpha": 28, "use_bdlora": BLOCKS},
+    "lora rank32-lorafa": ATTENTION | {"r": 32, "lora_alpha": 64},
+    "lora rank32-mica": ATTENTION | {"r": 32, "lora_alpha": 64, "init_lora_weights": "mica"},
+    "lora rank32": ATTENTION | {"r": 32, "lora_alpha": 64},
+    "miss bat": ATTENTION | {"init_weights": "bat"},
+    "miss default": ATTENTION,
+    "osf rank128": {"target_modules": ALL_LINEAR, "rank_pattern": RANKS, "init_weights": None},
+    "prompt_tuning default": PROMPT,
+    "psoft default": ATTENTION | {"r": 256, "psoft_alpha": 256},
+    "psoft fast": ATTENTION
+    | {"r": 256, "psoft_alpha": 256, "psoft_svd": "lowrank", "use_cayley_neumann": True},
+    "ptuning default": PROMPT | {"num_virtual_tokens": 20, "encoder_hidden_size": 3072},
+    "pvera default": ATTENTION,
+    "randlora default": ATTENTION,
+    "trainable_tokens sos+eos": {
+        "token_indices": [128000, 128001],
+        "target_modules": "model.embed_tokens",
+    },
+    "vera default": ATTENTION,
+}
+IMAGES_2 = {
+    "deft default": LINEAR | {"r": 32, "decomposition_method": "qr"},
+    "full-finetuning default": {},
+    "lily default": LINEAR,
+    "lora default": LINEAR | {"r": 32, "lora_alpha": 32},
+    "miss default": LINEAR | {"r": 32},
+    "randlora default": LINEAR,
+    "vblora default": LINEAR | {"r": 32},
+    "vera default": LINEAR | {"r": 32},
+}
+METHODS = {"prefixtuning": "PREFIX_TUNING", "ptuning": "P_TUNING", "dora": "LORA"}
+METHODS |= {"adaptionprompt": "ADAPTION_PROMPT"}  # where a run is called otherwise
 
 
 def _adapted(model: torch.nn.Module, run: str, settings: dict, **task) -> PeftModel:
     method = run.split()[0]
+    if method == "full-finetuning":
+        return model.train()
     config = get_peft_config({"peft_type": METHODS.get(method, method.upper())} | settings | task)
-    model = get_peft_model(model, config)  # its own weights are in float32
+    # Its own weights are in float32, but for one method.
+    model = get_peft_model(model, config, autocast_adapter_dtype=method != "osf")
     for name, parameter in model.named_parameters():
         if ".ranknum." in name:  # AdaLoRA's ranks, which train by mistake in PEFT 0.21
             parameter.requires_grad_(False)
@@ -111,7 +171,7 @@ def _adapted(model: torch.nn.Module, run: str, settings: dict, **task) -> PeftMo
 def _update(model: PeftModel, optimizer: torch.optim.Optimizer, step: int) -> None:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    if model.active_peft_config.peft_type == "ADALORA":  # how much each rank matters, so far
+    if getattr(model, "peft_type", None) == "ADALORA":  # how much each rank matters, so far
         model.base_model.update_and_allocate(step)
 
 
@@ -129,6 +189,48 @@ def _after_each_step(simulation: Simulation) -> list[tuple[int, int, int]]:
     return found
 
 
+@contextmanager
+def svd_of_a_card() -> Iterator[None]:
+    """cuSOLVER's right vectors lie by rows (`_linalg_svd_meta` in torch/_meta_registrations.py), so
+    what PEFT takes of the first rows is no copy and holds all of them. With images it makes no
+    difference: that script moves the model to the host and back, which copies the rows alone."""
+    decompose = torch.linalg.svd
+
+    def by_rows(*args, **options):
+        left, values, right = decompose(*args, **options)
+        return left, values, right.contiguous()
+
+    with mock.patch.object(torch.linalg, "svd", by_rows):
+        yield
+
+
+def _rebuilds(model: PeftModel) -> None:
+    """OSF as PEFT 0.19 had it (tuners/osf/layer.py): all factors of a weight stand beside it, and
+    each pass makes a weight of them. PEFT 0.21 keeps fewer, and adds what was learned."""
+    for layer in model.modules():
+        if not hasattr(layer, "_osf_U_low_init"):
+            continue
+        low, rank = layer.osf_svd_params["default"], layer.effective_rank["default"]
+        rows, columns = layer.get_base_layer().weight.shape
+        for kept in (layer._osf_U_low_init, layer._osf_S_low_init, layer._osf_V_low_init):
+            kept.clear()
+        layer._osf_U_high.clear()
+        layer._osf_V_high.clear()
+        layer._detach_hooks()
+        left, values, right = (
+            torch.empty(shape, dtype=torch.bfloat16)
+            for shape in ((rows, rank), (rank,), (rank, columns))
+        )
+
+        def forward(x, low=low, left=left, values=values, right=right):
+            high = torch.mm(left * values.unsqueeze(0), right)
+            return F.linear(x, high + torch.mm(low["U_low"] * low["S_low"][None], low["V_low"]))
+
+        low["U_low"].register_hook(lambda g, left=left: g - left @ (left.T @ g))
+        low["V_low"].register_hook(lambda g, right=right: g - (g @ right.T) @ right)
+        layer.forward = forward
+
+
 def train_texts(run: str, lengths: list[int], **config) -> list[tuple]:
     """Steps of 4 texts of these many padded tokens; see `_after_each_step` for what comes back.
 
@@ -139,8 +241,17 @@ def train_texts(run: str, lengths: list[int], **config) -> list[tuple]:
 
     def train():
         model = AutoModelForCausalLM.from_config(config)
-        model = _adapted(model.bfloat16(), run, TEXTS[run], task_type="CAUSAL_LM")
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1)
+        settings = (TEXTS | TEXTS_2)[run]
+        with svd_of_a_card():
+            model = _adapted(model.bfloat16(), run, settings, task_type="CAUSAL_LM")
+        if run.startswith("osf"):
+            _rebuilds(model)
+        if run.endswith("lorafa"):
+            optimizer = create_lorafa_optimizer(model, 32, 64, 1e-4, 0.1)
+            with model.disable_adapter():  # run.py takes a loss without it: on leaving, PEFT
+                pass  # lets all of an adapter train again, what the optimizer froze too
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1)
         for step, length in enumerate(lengths, 1):
             ids = torch.zeros(4, length, dtype=torch.long)
             batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -169,8 +280,8 @@ def predict_texts(run: str) -> dict[str, int]:
     }
 
 
-def texts() -> Iterator[tuple[str, Callable]]:
-    for run in TEXTS:
+def texts(runs: dict = TEXTS) -> Iterator[tuple[str, Callable]]:
+    for run in runs:
         yield run, partial(predict_texts, run)
 
 
@@ -206,7 +317,7 @@ def train_images(run: str, steps: int = 2, **config) -> Callable:
         judge = Dinov2Model(DINO)
         model = Flux2Transformer2DModel(**KLEIN | config).to(dtype)
         model.enable_gradient_checkpointing()
-        model = _adapted(model, run, IMAGES[run])
+        model = _adapted(model, run, (IMAGES | IMAGES_2)[run])
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         width = model.config.joint_attention_dim
         all_prompts = torch.zeros(COUNT, TEXT, width, dtype=dtype)
@@ -258,12 +369,13 @@ def predict_images(run: str) -> dict[str, int]:
     }
 
 
-def images() -> Iterator[tuple[str, Callable]]:
-    for run in IMAGES:
+def images(runs: dict = IMAGES) -> Iterator[tuple[str, Callable]]:
+    for run in runs:
         yield run, partial(predict_images, run)
 
 
 SETS = {"peft-texts": texts, "peft-images": images}
+SETS |= {"peft-texts-2": partial(texts, TEXTS_2), "peft-images-2": partial(images, IMAGES_2)}
 
 if __name__ == "__main__":
     calibrate()

@@ -427,6 +427,19 @@ def test_a_planted_defect_in_the_measurements_is_caught(defect, message):
     assert any(message in problem for problem in found)
 
 
+def test_the_steps_of_lesson_16_are_among_its_combinations():
+    """Recorded apart, for two cards of one generation, they are the same runs."""
+    peaks = pd.read_csv(DATA / "predictions.csv").set_index(["set", "run", "variant"])
+    ladder = peaks["peak_allocated"]["waterfalls"]["llama-3.2-3b"]
+    choices = peaks["peak_allocated"]["choices"]["all weights"]
+    on = "checkpointing + loss in chunks"
+    same = {"weights in bf16": "none", "+ loss in chunks": "loss in chunks", "+ checkpointing": on}
+    same |= {"+ 8-bit AdamW": f"{on} + 8-bit AdamW"}
+    same |= {"+ update inside backward": f"{on} + 8-bit AdamW + update inside backward"}
+    for step, combination in same.items():
+        assert choices[combination] == pytest.approx(ladder[step], rel=1e-3), step
+
+
 def test_scoreboard():
     assert scoreboard_problems(read("scoreboard.csv")) == []
 

@@ -164,6 +164,10 @@ def test_nothing_of_the_users_is_changed(write, tmp_path):
         ),
         ("import torch\ntorch.distributed.init_process_group('nccl')", "several processes"),
         ("import os\nos.environ['LOCAL_RANK']", "several processes"),
+        (MODEL + "build().cuda().share_memory()", "several processes"),
+        ("raise KeyError", "KeyError"),
+        ("input('Which run? ')", "EOF when reading a line"),
+        ("raise RuntimeError('got: <urlopen error [Errno -2]>')", "needs a hub or another address"),
         ("import torch\ntorch.multiprocessing.spawn(print, nprocs=2)", "several processes"),
         ("x = 1\nx.y", "fails by itself in line 2: AttributeError"),
         ("import nowhere_to_be_found", "needs the module nowhere_to_be_found"),
@@ -213,6 +217,61 @@ def test_states_that_an_optimizer_makes_at_once_are_states(write):
     loop = MODEL + textwrap.dedent(optimizer) + UPDATE.replace("torch.optim.AdamW", "Own")
     found = simulate(Script(write(loop)), (8, 0))
     assert found.by_category["optimizer states"] > found.by_category["parameters"] > 0
+
+
+def test_the_time_is_that_of_a_step_without_an_evaluation(write):
+    loop = """
+    model, x = build().cuda(), torch.randn(64, 32).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    for k in range(9):
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if k % 5 == 0 and EVALUATES:
+            with torch.no_grad():
+                for _ in range(20):
+                    model(x)
+    """
+    times = []
+    for evaluates in ("True", "False"):
+        script = Script(write(MODEL + textwrap.dedent(loop).replace("EVALUATES", evaluates)))
+        times.append(simulate(script, card=T4).step_seconds)
+    assert times[0] == pytest.approx(times[1], rel=0.01)
+
+
+def test_of_two_optimizers_that_take_turns_a_step_has_both(write):
+    turns = """
+    models = [build().cuda(), build().cuda()][:MODELS]
+    optimizers = [torch.optim.SGD(model.parameters()) for model in models]
+    for _ in range(9):
+        for model, optimizer in zip(models, optimizers):
+            optimizer.zero_grad()
+            model(torch.randn(64, 32, device="cuda")).sum().backward()
+            optimizer.step()
+    """
+    found = []
+    for n in "21":
+        script = Script(write(MODEL + textwrap.dedent(turns).replace("MODELS", n)))
+        found.append(simulate(script, card=T4))
+    assert found[0].step_seconds == pytest.approx(2 * found[1].step_seconds, rel=0.1)
+    assert [name for _, name in found[0].phases].count("backward") == 2
+
+
+def test_files_of_tensors_keep_what_is_known(write, tmp_path):
+    body = """
+    import safetensors.torch, torch
+    from safetensors.torch import save_file
+    torch.save({"x": torch.arange(9), "n": [1, "b"]}, "data.pt")
+    for where in (None, "cpu", "cuda"):
+        x = torch.load("data.pt", map_location=where)["x"]
+        assert x.is_cuda if where == "cuda" else x.sum() == 36
+    model = build().cuda()
+    torch.save(model, "model.pt")
+    torch.save(model.state_dict(), open("state.pt", "wb"))
+    save_file(model.state_dict(), "model.safetensors")
+    """
+    simulate(Script(write(MODEL + textwrap.dedent(body) + UPDATE)), (8, 0))
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 def test_one_update_is_marked(write):

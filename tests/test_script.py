@@ -152,6 +152,43 @@ def test_nothing_of_the_users_is_changed(write, tmp_path):
     assert not torch.cuda.is_available() and torch.randn(3).device.type == "cpu"
 
 
+def test_what_is_not_written_in_python_stays_away_from_the_users_files(write, tmp_path):
+    body = """
+    import glob, os, pathlib, shutil, sqlite3
+    import pandas, pyarrow, pyarrow.parquet, tokenizers, torch
+    frame = pandas.DataFrame({"a": [1]})
+    frame.to_parquet("pandas.parquet")
+    pyarrow.parquet.write_table(pyarrow.table(frame), "arrow.parquet")
+    assert len(pandas.read_parquet("arrow.parquet")) == 1
+    with sqlite3.connect("runs.db") as base:
+        base.execute("create table runs(x)")
+    tokenizers.Tokenizer(tokenizers.models.BPE()).save("tokenizer.json")
+    os.symlink("old/a.bin", "latest")
+    assert open("latest").read() == "old"
+    pathlib.Path("old/b.bin").write_text("new")
+    assert sorted(glob.glob("old/*.bin")) == ["old/a.bin", "old/b.bin"]
+    shutil.rmtree("old")
+    assert not os.path.exists("old")
+    os.makedirs("old")
+    assert os.listdir("old") == []
+    shutil.move("log.txt", "log.old")
+    assert not os.path.exists("log.txt") and os.path.exists("log.old")
+    try:
+        os.remove("log.txt")
+        raise SystemExit("removed twice")
+    except FileNotFoundError:
+        pass
+    model = build().cuda()
+    """
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "a.bin").write_text("old")
+    (tmp_path / "log.txt").touch()
+    path = write(MODEL + textwrap.dedent(body) + UPDATE)
+    before = sorted(tmp_path.rglob("*"))
+    simulate(Script(path), (8, 0))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.parametrize(
     "text, said",
     [

@@ -44,6 +44,7 @@ UPDATES = 2  # with the second, gradients and states stand as in all that follow
 SMALL = 2**12  # values: uninitialised tensors up to this size are real, they may be drawn into
 SHOWN = 2**24  # values that come back from the card, all 1, where there are no more than these
 COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
+RECURRENT = "Of recurrent layers cuDNN keeps more than is counted here, and takes other times."
 ONE_UPDATE = "It took one update only: from the second on, an optimizer's states stand all along."
 BY_HAND = "No optimizer took a step: weights written after a backward pass are its updates."
 SEVERAL = "asks for several processes, and one is predicted: run it with one"
@@ -54,8 +55,8 @@ EMPTY_FILE = (lambda tensors, filename, metadata=None: open(filename, "wb").clos
 COUNTERS = dict(memory_allocated="allocated", max_memory_allocated="most")
 COUNTERS |= dict(memory_reserved="reserved", max_memory_reserved="peak")
 QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
-OFFLINE = "ConnectionError ConnectError LocalEntryNotFound OfflineModeIsEnabled URLError gaierror"
-OFFLINE += " HfHubHTTPError MaxRetryError huggingface.co Hugging urlopen"
+OFFLINE = "ConnectionError|ConnectError|LocalEntryNotFound|OfflineModeIsEnabled|URLError|gaierror"
+OFFLINE += "|HfHubHTTPError|MaxRetryError|connect to 'https|Face Hub|urlopen"
 
 
 class Stop(BaseException):
@@ -380,6 +381,11 @@ class Script:
                 raise Stop(f"{NEVER} in {PASSES:,} backward passes")
             torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
+        def marked(recurrent):
+            return lambda *a, **k: setattr(self, "note", RECURRENT) or recurrent(*a, **k)
+
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+            yield torch._VF, name, marked(getattr(torch._VF, name))
         yield torch, "compile", compiled
         yield torch.nn.Module, "compile", lambda module, *_, **__: compiled(module) and None
         yield torch.jit, "script", compiled
@@ -451,10 +457,12 @@ class Script:
         if isinstance(error, SystemExit):
             last = [f"status {error.code}", *self.printed.strip().splitlines()][-1][:300]
             return f"ended before it took an update: {said if error.code == said else last}"
-        if any(text in words for text in OFFLINE.split()):
+        if any(text in words for text in OFFLINE.split("|")):
             return f"needs a hub or another address, and none can be reached: {said}"
         if isinstance(error, ModuleNotFoundError):
-            return f"needs the module {error.name}, which is not installed"
+            here = any(Path(f"{error.name}{end}").exists() for end in ("", ".py"))
+            advice = ": set PYTHONPATH=. to find it in this folder" if here else ""
+            return f"needs the module {error.name}, which is not installed{advice}"
         if "DataDependentOutput" in words or "DynamicOutputShape" in words:
             return f"cannot be predicted: {NO_VALUES}"
         for text, mistake in MISTAKES.items():

@@ -10,7 +10,7 @@ import torch
 
 from fake_cuda import script, simulate
 from fake_cuda.cost import Card
-from fake_cuda.script import BY_HAND, COMPILED, ONE_UPDATE, Script
+from fake_cuda.script import BY_HAND, COMPILED, ONE_UPDATE, RECURRENT, Script
 from helpers.__main__ import main
 
 MODEL = """
@@ -209,6 +209,7 @@ def test_what_is_not_written_in_python_stays_away_from_the_users_files(write, tm
         ("x = 1\nx.y", "fails by itself in line 2: AttributeError"),
         ("import nowhere_to_be_found", "needs the module nowhere_to_be_found"),
         ("raise ConnectionError('no route')", "needs a hub or another address"),
+        ("raise ValueError('no template: see https://huggingface.co/docs')", "fails by itself"),
         ("raise SystemExit('not today')", "ended before it took an update: not today"),
         ("import argparse\nargparse.ArgumentParser().parse_args(['-x'])", "unrecognized arguments"),
         ("def", "SyntaxError"),
@@ -292,6 +293,20 @@ def test_of_two_optimizers_that_take_turns_a_step_has_both(write):
         found.append(simulate(script, card=T4))
     assert found[0].step_seconds == pytest.approx(2 * found[1].step_seconds, rel=0.1)
     assert [name for _, name in found[0].phases].count("backward") == 2
+
+
+def test_a_recurrent_layer_is_marked(write):
+    layer = "model = torch.nn.Sequential(build(), torch.nn.LSTM(4, 8)).cuda()\n"
+    script = Script(write(MODEL + layer + UPDATE.replace(".sum()", "[0].sum()")))
+    simulate(script, (8, 0))
+    assert script.note == RECURRENT
+
+
+def test_a_module_in_the_folder_is_pointed_at(write, tmp_path):
+    (tmp_path / "scripts").mkdir()
+    write("", "beside.py")
+    with pytest.raises(ValueError, match="beside, which is not installed: set PYTHONPATH=."):
+        simulate(Script(write("import beside", "scripts/train.py")), (8, 0))
 
 
 def test_files_of_tensors_keep_what_is_known(write, tmp_path):

@@ -24,6 +24,8 @@ from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, 
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
+import safetensors.torch
 import torch
 import transformers
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -42,16 +44,19 @@ UPDATES = 2  # with the second, gradients and states stand as in all that follow
 SMALL = 2**12  # values: uninitialised tensors up to this size are real, they may be drawn into
 SHOWN = 2**24  # values that come back from the card, all 1, where there are no more than these
 COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
+RECURRENT = "Of recurrent layers cuDNN keeps more than is counted here, and takes other times."
 ONE_UPDATE = "It took one update only: from the second on, an optimizer's states stand all along."
 BY_HAND = "No optimizer took a step: weights written after a backward pass are its updates."
 SEVERAL = "asks for several processes, and one is predicted: run it with one"
 NEVER = "never updates a model: no weight was written, no optimizer took a step"
 PASSES = 1000
+SAVE_FILE = safetensors.torch.save_file  # whose tensors are read where they lie
+EMPTY_FILE = (lambda tensors, filename, metadata=None: open(filename, "wb").close()).__code__
 COUNTERS = dict(memory_allocated="allocated", max_memory_allocated="most")
 COUNTERS |= dict(memory_reserved="reserved", max_memory_reserved="peak")
 QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
-OFFLINE = "ConnectionError ConnectError LocalEntryNotFoundError OfflineModeIsEnabled URLError"
-OFFLINE = {*OFFLINE.split(), "gaierror", "HfHubHTTPError", "MaxRetryError"}
+OFFLINE = "ConnectionError|ConnectError|LocalEntryNotFound|OfflineModeIsEnabled|URLError|gaierror"
+OFFLINE += "|HfHubHTTPError|MaxRetryError|connect to 'https|Face Hub|urlopen"
 
 
 class Stop(BaseException):
@@ -291,9 +296,12 @@ class Script:
         with ExitStack() as stack:
             enter = stack.enter_context
             stack.callback(_forget, folder, modules)
+            stack.callback(setattr, SAVE_FILE, "__code__", SAVE_FILE.__code__)
+            SAVE_FILE.__code__ = EMPTY_FILE  # libraries have this function by another name
             stack.callback(logging.disable, logging.root.manager.disable)
             logging.disable()
             enter(patch.dict(os.environ, QUIET))
+            enter(patch.object(sys, "stdin", io.StringIO()))
             enter(patch.object(sys, "argv", [str(self.path), *self.arguments]))
             enter(patch.object(sys, "path", [folder, *sys.path]))
             enter(patch.object(logging.root, "handlers", []))
@@ -338,7 +346,8 @@ class Script:
 
     def otherwise(self, where: Where, moves: Moves) -> Iterator[tuple]:
         """What is done otherwise than by torch, left out, or not allowed."""
-        parameter, load, passes = torch.nn.Parameter.__new__, torch.load, itertools.count()
+        parameter, passes = torch.nn.Parameter.__new__, itertools.count()
+        load, save = torch.load, torch.save
 
         def refuse(*_, **__):
             raise Stop(SEVERAL)
@@ -353,23 +362,35 @@ class Script:
             return parameter(cls, data, requires_grad)
 
         def loaded(*args, map_location=None, **options):
-            found = load(*args, map_location="cpu", **options)
+            with _disable_current_modes():  # else torch leaves the values out
+                found = load(*args, map_location="cpu", **options)
             return tree_map(moves.upload, found) if _is_card(map_location) else found
 
-        def save(_, file, *__, **___):
-            if isinstance(file, str | os.PathLike):
-                open(file, "wb").close()
+        def saved(what, file, *_, **__):
+            """What is known is written; models and their states have no values."""
+            kinds = int | float | str | bytes | None | np.ndarray | torch.Tensor
+            found = tree_leaves(what)
+            known = all(isinstance(t, kinds) and not isinstance(t, FakeTensor) for t in found)
+            named = isinstance(file, str | os.PathLike)
+            with open(file, "wb") if named else nullcontext(file) as f, _disable_current_modes():
+                if known:
+                    save(what, f)
 
         def backward(tensor, gradient=None, retain_graph=None, create_graph=False, inputs=None):
             if not self.taken and next(passes) >= PASSES:
                 raise Stop(f"{NEVER} in {PASSES:,} backward passes")
             torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
+        def marked(recurrent):
+            return lambda *a, **k: setattr(self, "note", RECURRENT) or recurrent(*a, **k)
+
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+            yield torch._VF, name, marked(getattr(torch._VF, name))
         yield torch, "compile", compiled
         yield torch.nn.Module, "compile", lambda module, *_, **__: compiled(module) and None
         yield torch.jit, "script", compiled
         yield torch, "load", loaded
-        yield torch, "save", save
+        yield torch, "save", saved
         yield torch.Tensor, "backward", backward  # whose functions in Python ask for devices, too
         yield FakeTensor, "device", property(where.device)
         yield torch.nn.Parameter, "__new__", new
@@ -383,9 +404,19 @@ class Script:
     def __call__(self):
         """Run it until each of its optimizers has taken two steps; its variables are returned."""
 
+        trace, ends = self.where.trace, []
+
+        def evaluated(op, since: int) -> bool:
+            return op.phase >= since and (op.kind, op.issued) == ("product", "no gradients")
+
         def count(optimizer, *_):
-            self.taken[id(optimizer)] += 1
-            if min(self.taken.values()) >= UPDATES:
+            self.taken[me := id(optimizer)] += 1
+            if trace.phases[-1] == "between steps":
+                ends.append((me, len(trace.phases) - 1, len(trace.events) - 1))
+            done, since = min(self.taken.values()), next((k for o, k, _ in ends if o == me), 0)
+            # One that an evaluation precedes is not like the others: then the next one tells.
+            late = done == UPDATES and any(evaluated(op, since) for op in trace.work.operations)
+            if done >= UPDATES and not late:
                 raise Stop
 
         main = types.ModuleType("__main__")
@@ -399,10 +430,13 @@ class Script:
                 raise ValueError(f"{self.path} {self.why(error)}") from error
         finally:
             hook.remove()
+        for one, phase, event in ends:  # of several, as in a GAN, the last one ends a step
+            if one != ends[-1][0]:
+                trace.phases[phase] = trace.events[event] = "optimizer step"
         updates = min(self.taken.values(), default=self.where.by_hand)
         if not updates:
             raise ValueError(f"{self.path} {NEVER}")
-        if set(self.where.trace.kind) <= {HOST}:
+        if set(trace.kind) <= {HOST}:
             raise ValueError(f"{self.path} puts nothing on the card: it trains on the CPU")
         if not self.taken:
             self.note = f"{self.note} {BY_HAND}".strip()
@@ -415,20 +449,21 @@ class Script:
         chain, said = [error], " ".join(str(error).split())[:300]
         while cause := chain[-1].__cause__ or chain[-1].__context__:
             chain.append(cause)
-        names = {kind.__name__ for one in chain for kind in type(one).__mro__}
-        words = " ".join(map(str, chain))
+        words = " ".join(f"{type(one).__mro__} {one}" for one in chain)
         if isinstance(error, Stop):
             return said
-        if isinstance(error, KeyError) and error.args[0] in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        if said in ("'RANK'", "'LOCAL_RANK'", "'WORLD_SIZE'") or "_share_fd_" in words:
             return SEVERAL
         if isinstance(error, SystemExit):
             last = [f"status {error.code}", *self.printed.strip().splitlines()][-1][:300]
             return f"ended before it took an update: {said if error.code == said else last}"
-        if names & OFFLINE or "huggingface.co" in words or "Hugging Face Hub" in words:
+        if any(text in words for text in OFFLINE.split("|")):
             return f"needs a hub or another address, and none can be reached: {said}"
         if isinstance(error, ModuleNotFoundError):
-            return f"needs the module {error.name}, which is not installed"
-        if names & {"DataDependentOutputException", "DynamicOutputShapeException"}:
+            here = any(Path(f"{error.name}{end}").exists() for end in ("", ".py"))
+            advice = ": set PYTHONPATH=. to find it in this folder" if here else ""
+            return f"needs the module {error.name}, which is not installed{advice}"
+        if "DataDependentOutput" in words or "DynamicOutputShape" in words:
             return f"cannot be predicted: {NO_VALUES}"
         for text, mistake in MISTAKES.items():
             if text in words:

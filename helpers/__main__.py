@@ -135,7 +135,11 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError(f"{options.settings[0]!r} is not an option of {given[0]}")
         answer = options.run(options)
         text, status = answer if isinstance(answer, tuple) else (answer, 0)
-        print(text)
+        print(text, flush=True)
+    except (BrokenPipeError, KeyboardInterrupt) as error:  # of `| head`, or Ctrl-C
+        if isinstance(error, BrokenPipeError):  # else Python flushes once more, and complains
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141 if isinstance(error, BrokenPipeError) else 130
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

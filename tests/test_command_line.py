@@ -1,10 +1,12 @@
 """`python -m helpers predict`: JSON, text, and one sentence with exit status 2 for bad input."""
 
+import io
 import json
 import re
 import shlex
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -149,3 +151,17 @@ def test_the_example_of_the_readme_is_what_the_command_prints(capsys, request):
     status, out, _ = command(capsys, *shlex.split(called))
     timed = re.compile(r"in \d+\.\d s")
     assert status == 0 and timed.sub("", out) == timed.sub("", shown)
+
+
+def test_an_interruption_and_a_closed_pipe_are_silent(monkeypatch, capsys, tmp_path):
+    class Closed(io.StringIO):
+        flush = Mock(side_effect=BrokenPipeError)
+        fileno = (tmp_path / "out").open("w").fileno
+
+    monkeypatch.setattr("helpers.report.judged", Mock(side_effect=KeyboardInterrupt))
+    assert command(capsys, "report") == (130, "", "")
+    monkeypatch.setattr("helpers.report.judged", list)
+    monkeypatch.setattr("helpers.report.on_real_cards", str)
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert main(["report"]) == 141
+    assert capsys.readouterr().err == ""

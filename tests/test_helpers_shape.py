@@ -113,7 +113,8 @@ def test_the_simulation_stays_small():
     folder = PACKAGE.with_name("fake_cuda")
     lines = {path.stem: lines_of_code(path.read_text()) for path in folder.glob("*.py")}
     apart = lines.pop("script") + lines.pop("sandbox")  # a program of its own, as the planner is
-    assert sum(lines.values()) <= 1360 and apart <= 445
+    # A quarter of that keeps what a script writes, in Python or not, from the user's files.
+    assert sum(lines.values()) <= 1360 and apart <= 520
 
 
 def test_public_functions_are_typed():
@@ -150,6 +151,8 @@ torch.library.Library _destroy impl
 torch.nn.Module _apply
 torch.multiprocessing spawn start_processes
 torch.nn.DataParallel forward
+torch._VF lstm gru rnn_tanh rnn_relu
+safetensors.torch save_file
 torch.nn.Parameter __new__
 torch.nn.functional scaled_dot_product_attention
 torch.nn.modules.module register_module_forward_pre_hook register_module_forward_hook

@@ -10,7 +10,7 @@ import torch
 
 from fake_cuda import script, simulate
 from fake_cuda.cost import Card
-from fake_cuda.script import BY_HAND, COMPILED, ONE_UPDATE, Script
+from fake_cuda.script import BY_HAND, COMPILED, ONE_UPDATE, RECURRENT, Script
 from helpers.__main__ import main
 
 MODEL = """
@@ -152,6 +152,43 @@ def test_nothing_of_the_users_is_changed(write, tmp_path):
     assert not torch.cuda.is_available() and torch.randn(3).device.type == "cpu"
 
 
+def test_what_is_not_written_in_python_stays_away_from_the_users_files(write, tmp_path):
+    body = """
+    import glob, os, pathlib, shutil, sqlite3
+    import pandas, pyarrow, pyarrow.parquet, tokenizers, torch
+    frame = pandas.DataFrame({"a": [1]})
+    frame.to_parquet("pandas.parquet")
+    pyarrow.parquet.write_table(pyarrow.table(frame), "arrow.parquet")
+    assert len(pandas.read_parquet("arrow.parquet")) == 1
+    with sqlite3.connect("runs.db") as base:
+        base.execute("create table runs(x)")
+    tokenizers.Tokenizer(tokenizers.models.BPE()).save("tokenizer.json")
+    os.symlink("old/a.bin", "latest")
+    assert open("latest").read() == "old"
+    pathlib.Path("old/b.bin").write_text("new")
+    assert sorted(glob.glob("old/*.bin")) == ["old/a.bin", "old/b.bin"]
+    shutil.rmtree("old")
+    assert not os.path.exists("old")
+    os.makedirs("old")
+    assert os.listdir("old") == []
+    shutil.move("log.txt", "log.old")
+    assert not os.path.exists("log.txt") and os.path.exists("log.old")
+    try:
+        os.remove("log.txt")
+        raise SystemExit("removed twice")
+    except FileNotFoundError:
+        pass
+    model = build().cuda()
+    """
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "a.bin").write_text("old")
+    (tmp_path / "log.txt").touch()
+    path = write(MODEL + textwrap.dedent(body) + UPDATE)
+    before = sorted(tmp_path.rglob("*"))
+    simulate(Script(path), (8, 0))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.parametrize(
     "text, said",
     [
@@ -164,10 +201,15 @@ def test_nothing_of_the_users_is_changed(write, tmp_path):
         ),
         ("import torch\ntorch.distributed.init_process_group('nccl')", "several processes"),
         ("import os\nos.environ['LOCAL_RANK']", "several processes"),
+        (MODEL + "build().cuda().share_memory()", "several processes"),
+        ("raise KeyError", "KeyError"),
+        ("input('Which run? ')", "EOF when reading a line"),
+        ("raise RuntimeError('got: <urlopen error [Errno -2]>')", "needs a hub or another address"),
         ("import torch\ntorch.multiprocessing.spawn(print, nprocs=2)", "several processes"),
         ("x = 1\nx.y", "fails by itself in line 2: AttributeError"),
         ("import nowhere_to_be_found", "needs the module nowhere_to_be_found"),
         ("raise ConnectionError('no route')", "needs a hub or another address"),
+        ("raise ValueError('no template: see https://huggingface.co/docs')", "fails by itself"),
         ("raise SystemExit('not today')", "ended before it took an update: not today"),
         ("import argparse\nargparse.ArgumentParser().parse_args(['-x'])", "unrecognized arguments"),
         ("def", "SyntaxError"),
@@ -213,6 +255,75 @@ def test_states_that_an_optimizer_makes_at_once_are_states(write):
     loop = MODEL + textwrap.dedent(optimizer) + UPDATE.replace("torch.optim.AdamW", "Own")
     found = simulate(Script(write(loop)), (8, 0))
     assert found.by_category["optimizer states"] > found.by_category["parameters"] > 0
+
+
+def test_the_time_is_that_of_a_step_without_an_evaluation(write):
+    loop = """
+    model, x = build().cuda(), torch.randn(64, 32).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    for k in range(9):
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if k % 5 == 0 and EVALUATES:
+            with torch.no_grad():
+                for _ in range(20):
+                    model(x)
+    """
+    times = []
+    for evaluates in ("True", "False"):
+        script = Script(write(MODEL + textwrap.dedent(loop).replace("EVALUATES", evaluates)))
+        times.append(simulate(script, card=T4).step_seconds)
+    assert times[0] == pytest.approx(times[1], rel=0.01)
+
+
+def test_of_two_optimizers_that_take_turns_a_step_has_both(write):
+    turns = """
+    models = [build().cuda(), build().cuda()][:MODELS]
+    optimizers = [torch.optim.SGD(model.parameters()) for model in models]
+    for _ in range(9):
+        for model, optimizer in zip(models, optimizers):
+            optimizer.zero_grad()
+            model(torch.randn(64, 32, device="cuda")).sum().backward()
+            optimizer.step()
+    """
+    found = []
+    for n in "21":
+        script = Script(write(MODEL + textwrap.dedent(turns).replace("MODELS", n)))
+        found.append(simulate(script, card=T4))
+    assert found[0].step_seconds == pytest.approx(2 * found[1].step_seconds, rel=0.1)
+    assert [name for _, name in found[0].phases].count("backward") == 2
+
+
+def test_a_recurrent_layer_is_marked(write):
+    layer = "model = torch.nn.Sequential(build(), torch.nn.LSTM(4, 8)).cuda()\n"
+    script = Script(write(MODEL + layer + UPDATE.replace(".sum()", "[0].sum()")))
+    simulate(script, (8, 0))
+    assert script.note == RECURRENT
+
+
+def test_a_module_in_the_folder_is_pointed_at(write, tmp_path):
+    (tmp_path / "scripts").mkdir()
+    write("", "beside.py")
+    with pytest.raises(ValueError, match="beside, which is not installed: set PYTHONPATH=."):
+        simulate(Script(write("import beside", "scripts/train.py")), (8, 0))
+
+
+def test_files_of_tensors_keep_what_is_known(write, tmp_path):
+    body = """
+    import safetensors.torch, torch
+    from safetensors.torch import save_file
+    torch.save({"x": torch.arange(9), "n": [1, "b"]}, "data.pt")
+    for where in (None, "cpu", "cuda"):
+        x = torch.load("data.pt", map_location=where)["x"]
+        assert x.is_cuda if where == "cuda" else x.sum() == 36
+    model = build().cuda()
+    torch.save(model, "model.pt")
+    torch.save(model.state_dict(), open("state.pt", "wb"))
+    save_file(model.state_dict(), "model.safetensors")
+    """
+    simulate(Script(write(MODEL + textwrap.dedent(body) + UPDATE)), (8, 0))
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 def test_one_update_is_marked(write):

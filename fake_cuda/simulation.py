@@ -103,11 +103,13 @@ def simulate(
             phases = list(trace.phases)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ValueError(NO_VALUES) from error
-    except (AssertionError, RuntimeError) as error:
+    except Exception as error:
         why = next((why for text, why in MISTAKES.items() if text in str(error)), None)
-        if why is None:
+        if why and isinstance(error, AssertionError | RuntimeError):
+            raise ValueError(f"the run uses {why}") from error
+        if not trace.guessed or isinstance(error, ValueError):
             raise
-        raise ValueError(f"the run uses {why}") from error
+        raise ValueError(f"{NO_VALUES} (with a guess in its place: {error})") from error
     found, places = _replay(events, kinds, trace.size, trace.cuda)
     if card:
         if trace.fp16:  # for which bf16 stood

@@ -141,7 +141,7 @@ class Trace(TorchDispatchMode):
             if (value := compute(func, args, kwargs)) is not None:
                 return value
             # Values that follow from weights are guessed. False keeps padding masks in place.
-            self.guessed = True
+            self.guessed |= self.phases[-1] != "optimizer step"
             if args[0].dtype == torch.bool:
                 return False
             return 1.0 if args[0].is_floating_point() else 1

@@ -55,8 +55,10 @@ def keep(func, args, kwargs, leaves: list) -> None:
         whole = not any(t.dim() and t.dtype.is_floating_point for t in leaves)
         if "empty" in func.overloadpacket.__name__ or not whole and func not in WANTED:
             return
-    if leaves:
-        small = max(t.numel() for t in leaves) <= MOST
-        values = tree_leaves(compute(func, args, kwargs)) if small else []
-        for fake, value in zip(leaves, values or [None] * len(leaves), strict=True):
-            fake._known = value
+    listed = func.overloadpacket.__name__.startswith(("_foreach", "_fused", "_amp"))
+    changed = [t for t in tree_leaves(args[:1]) if isinstance(t, FakeTensor)] if listed else leaves
+    small = not listed and max((t.numel() for t in leaves), default=0) <= MOST
+    values = tree_leaves(compute(func, args, kwargs)) if small and leaves else []
+    alike = len(values) == len(changed)  # on a CPU some kernels return less
+    for fake, value in zip(changed, values if alike else [None] * len(changed), strict=True):
+        fake._known = value

@@ -14,12 +14,13 @@ from accelerate.state import AcceleratorState
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import masking_utils, trainer
 from transformers.integrations import moe
 
 from .trace import HOST, Trace
+from .values import known
 
 aten = torch.ops.aten
 DEVICES = ["cpu", "cuda"]  # the second where a script asks a tensor for its device
@@ -338,6 +339,10 @@ def _deepcopy(tensor, memo: dict):
     return memo[id(tensor)]
 
 
+def _number(tensor):
+    return tensor if tensor.dim() else tensor.item()  # as torch.tensor reads a list of them
+
+
 def _generate(*_, **__):
     raise DataDependentOutputException("generate")  # no text of fake tensors ever ends
 
@@ -368,7 +373,14 @@ def fake_modules(cuda: bool) -> Iterator[None]:
         # The shape function of grouped products asks for bf16; without them experts run in turn.
         put(moe, "_can_use_grouped_mm", lambda *_, **__: False)
         # Position ids without values look like several sequences packed in one, with a mask.
-        put(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
+        packed, make = masking_utils.find_packed_sequence_indices, torch.tensor
+        put(
+            masking_utils,
+            "find_packed_sequence_indices",
+            lambda i: None if known(i) is None else packed(i),
+        )
+        put(masking_utils, "is_tracing", lambda tensor: known(tensor) is None)
+        put(torch, "tensor", lambda data, **o: make(tree_map_only(FakeTensor, _number, data), **o))
         if "bitsandbytes" in sys.modules:
             _bitsandbytes(put, cuda)
         yield

@@ -78,7 +78,8 @@ def simulate(
     `capability` is the compute capability of the card, `sms` its number of multiprocessors (an
     A100's if not told), which sums use; None simulates a CPU. A `card` brings both, and the time
     of a step; `speed` are keywords of `cost.step_time`, `host` and `repeat`. Tensors have no
-    values: `.item()` is 1 and a condition is False. ValueError if `run` needs values, a GPU,
+    values but small ones that numbers alone make; else `.item()` is 1 and a condition is False.
+    ValueError if `run` needs values, a GPU,
     torch.compile, or a tensor or model made outside of it. Random numbers and Accelerate's state
     are put back.
     """
@@ -104,11 +105,13 @@ def simulate(
             phases = list(trace.phases)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ValueError(NO_VALUES) from error
-    except (AssertionError, RuntimeError) as error:
+    except (AssertionError, RuntimeError, IndexError, ArithmeticError) as error:
         why = next((why for text, why in MISTAKES.items() if text in str(error)), None)
-        if why is None:
+        if why:
+            raise ValueError(f"the run uses {why}") from error
+        if not trace.guessed:
             raise
-        raise ValueError(f"the run uses {why}") from error
+        raise ValueError(f"{NO_VALUES} (with a guess in its place: {error})") from error
     found, places = _replay(events, kinds, trace.size, trace.cuda)
     if card:
         if trace.fp16:  # for which bf16 stood

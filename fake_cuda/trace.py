@@ -12,11 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .cost import Card
 from .operations import Work, in_backward
 from .scratch import PRODUCTS, scratch, workspace
+from .values import CHOICES, MASKED, compute, keep, known
 
 aten, DEVICE = torch.ops.aten, torch.ops.prim.device.default
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
@@ -68,6 +69,7 @@ class Trace(TorchDispatchMode):
         self.threads: set[bool] = set()  # with a workspace of cuBLAS: the forward's, the backward's
         self.autocasts: list[bool] = []  # those around this moment, and whether they are on
         self.fp16 = False  # whether bf16 stands for it
+        self.guessed = False  # whether the run asked for a value that nobody knows
         self.on_host = False  # whether what is made now is of no concern to the card
         self.ids: dict[int, int] = {}  # a storage's address -> its number
         self.size: list[int] = []
@@ -135,8 +137,11 @@ class Trace(TorchDispatchMode):
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # autograd asks more often than all else together
         if func is aten._local_scalar_dense.default:
-            # .item() and bool(): a fake tensor has no value. False keeps padding masks in place.
             self.work.wait(self)
+            if (value := compute(func, args, kwargs)) is not None:
+                return value
+            # Values that follow from weights are guessed. False keeps padding masks in place.
+            self.guessed |= self.phases[-1] != "optimizer step"
             if args[0].dtype == torch.bool:
                 return False
             return 1.0 if args[0].is_floating_point() else 1
@@ -148,11 +153,18 @@ class Trace(TorchDispatchMode):
                 return func.decompose(*args, **(kwargs or {}))
         if in_backward():
             self.phase("backward")
-            if self.cuda and not torch.is_grad_enabled():
+            if not torch.is_grad_enabled():
                 func = self.in_place(func, args) or func
-        out = func(*args, **(kwargs or {}))
+        if func in MASKED:
+            args = args[0], [n for index in args[1] for n in self.numbers(index)], *args[2:]
+        true = compute(func, args, kwargs) if CHOICES & set(func.tags) else None
+        if true is None:
+            out = func(*args, **(kwargs or {}))
+        else:  # as many elements as its argument's values say
+            out = tree_map_only(torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), true)
         self.zeros = id(out) if func in ZEROS else None
         leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        keep(func, args, kwargs, leaves)
         for tensor in leaves:
             self.see(tensor, HOST if self.on_host else None)
         if self.cuda and not self.on_host:
@@ -163,6 +175,13 @@ class Trace(TorchDispatchMode):
             # (aten/src/ATen/native/cuda/Dropout.cu).
             self.size[self.ids[out.untyped_storage()._cdata]] = out.numel()
         return out
+
+    def numbers(self, index) -> list:
+        """A mask as an index: what kernels make of it (IndexingUtils.h: expandTensors)."""
+        if index is None or index.dtype != torch.bool or known(index) is None and index.dim() > 1:
+            return [index]
+        places = self.__torch_dispatch__(aten.nonzero.default, (), (index,))
+        return self.__torch_dispatch__(aten.unbind.int, (), (places, 1))
 
     def inside(self, func, args) -> None:
         """What a kernel allocates for itself."""

@@ -43,7 +43,7 @@ def live_bytes() -> int:
         warnings.simplefilter("ignore")  # some lazy module attributes warn when gc looks at them
         for o in gc.get_objects():
             if issubclass(type(o), torch.Tensor) and not isinstance(o, FakeTensor):
-                with suppress(NotImplementedError):  # inside torch.vmap a tensor has no storage
+                with suppress(NotImplementedError, RuntimeError):  # torch.vmap's, a compiler's own
                     if o.device.type == "cpu" and o.layout is torch.strided:
                         storages[o.untyped_storage().data_ptr()] = o.untyped_storage().nbytes()
     return sum(storages.values())

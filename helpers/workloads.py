@@ -125,11 +125,12 @@ class Workload:
         )
 
     def sample(self) -> dict[str, torch.Tensor]:
-        """Zeros of the shape of one sample, made without the data."""
-        ids = torch.zeros(self.length, dtype=torch.long)
+        """One token many times, padded at the end if samples have a mask: made without the data."""
+        ids = torch.full((self.length,), 100)  # no special token of any tokenizer
         labels = ids if self.task == "language_modelling" else torch.zeros((), dtype=torch.long)
         sample = {"input_ids": ids, "labels": labels}
-        return sample | ({"attention_mask": torch.ones_like(ids)} if self.masked else {})
+        mask = (torch.arange(self.length) < max(1, self.length - 1)).long()
+        return sample | ({"attention_mask": mask} if self.masked else {})
 
     def trainer(
         self, optimizer: Callable | None = None, pretrained: bool = True, data=None, **arguments

@@ -1,6 +1,7 @@
 """The simulation by itself: a run without the course, and the rules of CUDA's allocator."""
 
 import copy
+import itertools
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -78,12 +79,46 @@ def test_a_layer_computed_again_is_part_of_the_backward_pass():
 
 def test_values_that_a_fake_tensor_lacks():
     def asking():
-        ones = torch.ones(3)
-        seen = [bool((ones > 0).all()), ones.sum().item(), ones.long().sum().item()]
+        drawn = torch.randn(3)
+        seen = [bool((drawn > 0).all()), drawn.sum().item(), drawn.long().sum().item()]
         assert [(type(value), value) for value in seen] == [(bool, False), (float, 1.0), (int, 1)]
         torch.nn.init.trunc_normal_(torch.empty(9))  # asks until the answer is False
 
     simulate(asking)
+
+
+def test_values_of_small_tensors_that_numbers_make():
+    def asking():
+        ids = torch.tensor([[3, 7, 0], [7, 7, 0]])
+        mask = ids.ne(0)
+        mask[:, 0] = False
+        assert (mask.sum().item(), bool(mask.all()), mask.sum(1).tolist()) == (2, False, [1, 1])
+        assert torch.randn(2, 3, 8)[mask].shape == (2, 8)  # what a mask picks of unknown values
+        assert torch.randn(2, 3).masked_select(ids == 7).shape == (3,)
+        assert torch.ones_like(torch.randn(2, 3), dtype=torch.long).sum().item() == 6
+        assert torch.tensor([ids.max(), ids.min()]).tolist() == [7, 0]
+        assert torch.randn(3)[torch.randn(3) > 9].shape == (3,)  # of pictures or labels: all
+        ids[0, 0] = torch.randn(3).argmax()  # from here on nobody knows, and 1 is the guess
+        step = torch.tensor(0.0)
+        torch._foreach_add_([step], 1.0)  # as optimizers count: no stale 0, by which they divide
+        assert step.item() == 1.0
+
+    simulate(asking)
+    simulate(asking, None)
+
+
+def test_a_gradient_is_added_in_place_on_a_cpu_too():
+    def twice():
+        x = torch.ones(256, 256, requires_grad=True) * 1
+        sum((x * x).sum() for _ in range(8)).backward()
+
+    with torch.profiler.profile(profile_memory=True) as profile:
+        twice()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+    assert simulate(twice, None).peak_allocated == pytest.approx(
+        max(itertools.accumulate(sizes)), abs=1000
+    )
 
 
 def test_autocast_for_cuda_is_autocast():
@@ -348,8 +383,9 @@ def test_simulations_in_threads_do_not_mix():
 @pytest.mark.parametrize(
     "run, message",
     [
-        (lambda: torch.ones(3)[torch.ones(3) > 0], "picks by tensors' values"),
-        (lambda: torch.equal(torch.ones(3), torch.ones(3)), "picks by tensors' values"),
+        (lambda: torch.ones(3, 3)[torch.randn(3, 3) > 0], "picks by tensors' values"),
+        (lambda: torch.equal(torch.randn(3), torch.randn(3)), "picks by tensors' values"),
+        (lambda: torch.ones(4).view(3 - int(torch.randn(3).sum()), 3), "with a guess in its place"),
         (lambda: GPT2LMHeadModel(GPT2Config(n_layer=1)).generate(), "picks by tensors' values"),
         (lambda: torch.nn.Linear(2, 2).to("cuda"), "a GPU: leave the model on the CPU"),
     ],

@@ -114,7 +114,7 @@ def test_the_simulation_stays_small():
     lines = {path.stem: lines_of_code(path.read_text()) for path in folder.glob("*.py")}
     apart = lines.pop("script") + lines.pop("sandbox")  # a program of its own, as the planner is
     # A quarter of that keeps what a script writes, in Python or not, from the user's files.
-    assert sum(lines.values()) <= 1360 and apart <= 520
+    assert sum(lines.values()) <= 1440 and apart <= 520
 
 
 def test_public_functions_are_typed():
@@ -159,6 +159,8 @@ torch.nn.modules.module register_module_forward_pre_hook register_module_forward
 torch.ops.aten _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention
 torch.ops.aten _scaled_dot_product_attention_math
 torch.ops.aten._local_scalar_dense default
+torch.ops.aten._ctc_loss Tensor
+torch.Tag dynamic_output_shape data_dependent_output
 torch.ops.aten.bernoulli_ float
 torch.optim.optimizer _foreach_supported_types _get_foreach_kernels_supported_devices
 torch.optim.optimizer register_optimizer_step_pre_hook register_optimizer_step_post_hook
@@ -168,7 +170,7 @@ torch.utils._pytree tree_leaves tree_map
 torch.cuda nvtx memory Stream Event device device_of mem_get_info
 torch.accelerator current_accelerator current_stream get_memory_info
 transformers Trainer TrainingArguments PrinterCallback set_seed
-transformers.masking_utils find_packed_sequence_indices
+transformers.masking_utils find_packed_sequence_indices is_tracing
 transformers.trainer clear_device_cache
 transformers.utils.import_utils is_torch_cuda_available
 transformers.utils generic

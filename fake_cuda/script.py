@@ -44,7 +44,6 @@ UPDATES = 2  # with the second, gradients and states stand as in all that follow
 SMALL = 2**12  # values: uninitialised tensors up to this size are real, they may be drawn into
 SHOWN = 2**24  # values that come back from the card, all 1, where there are no more than these
 COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
-RECURRENT = "Of recurrent layers cuDNN keeps more than is counted here, and takes other times."
 ONE_UPDATE = "It took one update only: from the second on, an optimizer's states stand all along."
 BY_HAND = "No optimizer took a step: weights written after a backward pass are its updates."
 SEVERAL = "asks for several processes, and one is predicted: run it with one"
@@ -381,11 +380,6 @@ class Script:
                 raise Stop(f"{NEVER} in {PASSES:,} backward passes")
             torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
-        def marked(recurrent):
-            return lambda *a, **k: setattr(self, "note", RECURRENT) or recurrent(*a, **k)
-
-        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-            yield torch._VF, name, marked(getattr(torch._VF, name))
         yield torch, "compile", compiled
         yield torch.nn.Module, "compile", lambda module, *_, **__: compiled(module) and None
         yield torch.jit, "script", compiled

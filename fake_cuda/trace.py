@@ -21,6 +21,7 @@ from .values import CHOICES, MASKED, compute, keep, known
 
 aten, DEVICE = torch.ops.aten, torch.ops.prim.device.default
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
+RECURRENT = "Of recurrent layers cuDNN keeps more than is counted here, and takes other times."
 HOST = "host"  # a storage in the CPU's memory: not one byte of the GPU's
 BUILDING, EMPTY_CACHE = "building the model", "empty cache"
 
@@ -224,7 +225,7 @@ class Trace(TorchDispatchMode):
             if not in_backward():
                 self.phase("forward")
             if isinstance(module, torch.nn.RNNBase):
-                self.work.note("cuDNN's recurrent layers are not modelled.", self)
+                self.work.note(RECURRENT, self)
             if module not in known:
                 known.update(module.modules())
                 for tensor in (*module.parameters(), *module.buffers()):

@@ -484,7 +484,7 @@ def test_experts_run_at_once_or_in_turn():
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda: torch.nn.LSTM(16, 32)(leaf(5, 2, 16))[0], "recurrent layers are not modelled"),
+        (lambda: torch.nn.LSTM(16, 32)(leaf(5, 2, 16))[0], "recurrent layers cuDNN keeps more"),
         (lambda: torch.linalg.qr(leaf(16, 16))[1], "Of linalg_qr only the bytes are timed"),
         (lambda: torch.ops.test_cost.twice(leaf(4)), "Not timed: test_cost::twice."),
     ],

@@ -106,7 +106,7 @@ def test_the_helpers_stay_small():
     lines = {path.stem: lines_of_code(path.read_text()) for path in PACKAGE.glob("*.py")}
     # The planner is a program of its own: a quarter of it are tables, and the code that it pastes.
     assert lines.pop("fit") <= 415
-    assert sum(lines.values()) <= 1225  # the commands fit and --script included
+    assert sum(lines.values()) <= 1227  # the commands fit and --script included
 
 
 def test_the_simulation_stays_small():
@@ -114,7 +114,7 @@ def test_the_simulation_stays_small():
     lines = {path.stem: lines_of_code(path.read_text()) for path in folder.glob("*.py")}
     apart = lines.pop("script") + lines.pop("sandbox")  # a program of its own, as the planner is
     # A quarter of that keeps what a script writes, in Python or not, from the user's files.
-    assert sum(lines.values()) <= 1435 and apart <= 510
+    assert sum(lines.values()) <= 1432 and apart <= 513
 
 
 def test_public_functions_are_typed():

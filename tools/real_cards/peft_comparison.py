@@ -255,6 +255,7 @@ def train_texts(run: str, lengths: list[int], **config) -> list[tuple]:
         for step, length in enumerate(lengths, 1):
             ids = torch.zeros(4, length, dtype=torch.long)
             batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            batch["attention_mask"][:, -1] = 0  # all but the longest text are padded
             batch["labels"] = ids.clone()
             tokens = batch["attention_mask"].sum().item()
             optimizer.zero_grad()

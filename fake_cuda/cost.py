@@ -55,7 +55,7 @@ CONSTANTS = {
     "attention by clock": Constant(0.35 * 989.4 / 66.9 * 256, f"{FA3}; {MMA}"),
     "attention by clock, backward": Constant(0.30 * 989.4 / 66.9 * 256, f"{FA3}; {MMA}"),
     "attention by cuDNN": Constant(0.55, f"{FA3}: cuDNN, forward; backward a tenth less"),
-    "efficient attention": Constant(0.30, "xformers issue 712: A100, 0.26 to 0.35 (kernels.csv)"),
+    "efficient attention": Constant(0.35, "xformers issue 712: A100, 0.26 to 0.35 (kernels.csv)"),
     "efficient attention, backward": Constant(0.25, "NVIDIA/cutlass pull 992: A100, 0.17 to 0.28"),
     "bus": Constant(0.80, "pinned memory, four cards, 0.76 to 0.84: measurements/kernels.csv"),
     "host, no gradients": Constant(0.60, f"{ROWS}: book-b200, against a forward pass with a graph"),

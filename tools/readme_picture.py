@@ -20,8 +20,8 @@ sys.path[:0] = [str(ROOT)]
 from helpers import report, show  # noqa: E402  (after the path is set; it also sets the course's style)
 
 PICTURE = ROOT / "data" / "real_cards.png"
-MARKERS = "osD^vP*X"
-PALETTE = [*show.LINES.by_key()["color"], "#6A4C93", "black"]
+MARKERS = "osD^vP*X<>h"
+PALETTE = [*show.LINES.by_key()["color"], *"#6A4C93 #000000 #7A4B00 #B0006D #00606B".split()]
 
 
 def numbers() -> dict:

@@ -82,7 +82,7 @@ def test_an_installation_that_fails_ends_with_one_sentence(tmp_path):
     )
     python.write_text(f'#!/bin/sh\n[ "$2" != venv ] || {{ {broken}; exit; }}\ntrue\n')
     python.chmod(0o755)
-    command = ["make", "install", f"SYSTEM_PYTHON={python}"]
+    command = ["make", "--no-print-directory", "install", f"SYSTEM_PYTHON={python}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     last = done.stdout.splitlines()[-1]
     assert done.returncode and "Without a network" in last and "docs/teaching.md" in last

@@ -12,7 +12,7 @@ the choices that CUDA makes differently are put in by hand (`choices`), each wit
 
 The allocator's model repeats 25 logs of CUDA's own to the byte, recorded with torch 2.6 and 2.11 on
 a Blackwell, a Hopper and two unnamed cards; `read_log` reads such a log. Peaks of whole runs are
-held against what others measured on ten kinds of card, from a V100 to a B200 (tools/real_cards).
+held against what others measured on eleven kinds of card, from a V100 to a B200 (tools/real_cards).
 Times of steps are held against what others timed (tools/speeds.py): good for comparing two runs on
 a card, within a stated range for one.
 """

@@ -1,5 +1,6 @@
 """Pictures with alternative text."""
 
+import csv
 import html
 import io
 
@@ -9,7 +10,7 @@ import pandas as pd
 from IPython.display import HTML, Image, display
 from matplotlib.figure import Figure
 
-from .hardware import GIB
+from .hardware import GIB, data_file
 from .runs import CATEGORIES
 
 # Okabe and Ito's palette, told apart by colour-blind readers, its light colours darkened until they
@@ -24,6 +25,26 @@ STYLE |= {"legend.frameon": False, "legend.fontsize": 8, "hatch.linewidth": 0.5}
 LINES = plt.cycler(color=[*COLOURS.values(), "#A63C00"])
 LINES += plt.cycler(linestyle=["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1))])
 plt.rcParams.update(STYLE | {"axes.prop_cycle": LINES})
+
+
+def words(name: str, **values) -> str:
+    """The alternative text of a figure that answers a guess: it must not stand in the cell.
+
+    Args:
+        name: the lesson's number, a dot and the cell's id, as in `data/alt.csv`.
+        values: what the text leaves open in braces, computed by the cell.
+
+    Raises:
+        KeyError: no row has this name.
+
+    Example:
+        >>> show.timeline(step, show.words("16.second"))  # doctest: +SKIP
+    """
+    with open(data_file("alt.csv"), encoding="utf-8", newline="") as file:
+        texts = {row["figure"]: row["alt"] for row in csv.DictReader(file)}
+    if name not in texts:
+        raise KeyError(f"data/alt.csv has no text for {name!r}")
+    return texts[name].format(**values)
 
 
 def figure(fig, alt: str) -> None:

@@ -553,6 +553,42 @@ def guesses_are_folded(nb: NotebookNode, path: Path) -> list[str]:
     return problems if guesses else ["no question asks the reader to guess before a cell is run"]
 
 
+REVEAL = "<details>\n<summary>After you have run it</summary>\n\n"
+DRAWN = ("figure", "bars", "timeline")  # of helpers.show; their second argument is the text
+
+
+def answers_to_guesses_are_folded(nb: NotebookNode, path: Path) -> list[str]:
+    """The next visible thing after a question is never its answer: it waits for a click."""
+    problems = []
+    for cell, after in zip(nb.cells, nb.cells[1:], strict=False):
+        if cell.cell_type == "code" and is_folded(cell) and after.cell_type == "markdown":
+            folded = after.source.startswith(REVEAL) and "\n\n</details>" in after.source
+            if not folded and not after.source.startswith("#"):
+                problems.append(f"{where(nb, after)} answers a guess and is not folded")
+    return problems
+
+
+def pictures_keep_the_answer(nb: NotebookNode, path: Path) -> list[str]:
+    """Below a guess the alternative text of a figure is a row of data/alt.csv."""
+    problems = []
+    for cell in filter(is_folded, code(nb)):
+        for call in ast.walk(ast.parse(TransformerManager().transform_cell(cell.source))):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                continue
+            if ast.unparse(call.func) not in [f"show.{name}" for name in DRAWN]:
+                continue
+            texts = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "alt")]
+            if not all(ast.unparse(text).startswith("show.words(") for text in texts):
+                problems.append(f"{where(nb, cell)} tells the answer in its alternative text")
+    return problems
+
+
+def intro_ends_with_the_question(nb: NotebookNode, path: Path) -> list[str]:
+    """What a lesson asks, it answers further down."""
+    asks = nb.cells[0].source.rstrip().endswith("?")
+    return [] if asks else ["the first cell does not end with the lesson's question"]
+
+
 def answers_come_first(nb: NotebookNode, path: Path) -> list[str]:
     """Each exercise is a cell for the answer, and directly below it the folded check."""
     problems = []
@@ -677,6 +713,9 @@ LESSONS: tuple[Rule, ...] = (
     length_is_right,
     code_is_light,
     guesses_are_folded,
+    answers_to_guesses_are_folded,
+    pictures_keep_the_answer,
+    intro_ends_with_the_question,
     answers_come_first,
     links_go_to_unique_headings,
     verdicts_are_readable,

@@ -87,36 +87,6 @@ def test_public_functions_and_classes_say_what_they_do(module):
     assert ast.get_docstring(tree) and not silent, f"{module}: without a docstring: {silent}"
 
 
-def lines_of_code(source: str) -> int:
-    """Lines without blank ones, comments and docstrings."""
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef
-    tree = ast.parse(source)
-    nodes = [n for n in ast.walk(tree) if isinstance(n, documented) and ast.get_docstring(n)]
-    texts = {k for n in nodes for k in range(n.body[0].lineno, n.body[0].end_lineno + 1)}
-    lines = enumerate(source.splitlines(), start=1)
-    return sum(k not in texts and line.strip()[:1] not in ("", "#") for k, line in lines)
-
-
-def test_lines_are_counted_without_texts():
-    source = '"""A\nmodule."""\n\n# why\ndef f():\n    """Doc."""\n    return """a\nb"""  # c\n'
-    assert lines_of_code(source) == 3
-
-
-def test_the_helpers_stay_small():
-    lines = {path.stem: lines_of_code(path.read_text()) for path in PACKAGE.glob("*.py")}
-    # The planner is a program of its own: a quarter of it are tables, and the code that it pastes.
-    assert lines.pop("fit") <= 415
-    assert sum(lines.values()) <= 1227  # the commands fit and --script included
-
-
-def test_the_simulation_stays_small():
-    folder = PACKAGE.with_name("fake_cuda")
-    lines = {path.stem: lines_of_code(path.read_text()) for path in folder.glob("*.py")}
-    apart = lines.pop("script") + lines.pop("sandbox")  # a program of its own, as the planner is
-    # A quarter of that keeps what a script writes, in Python or not, from the user's files.
-    assert sum(lines.values()) <= 1432 and apart <= 513
-
-
 def test_public_functions_are_typed():
     helpers = importlib.import_module("helpers")
     for name in set(helpers.__all__) - {"show"}:

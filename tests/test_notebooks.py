@@ -103,6 +103,7 @@ WORDS = "Every word of this sentence counts towards the length of a lesson. " * 
 FOLDED = {"collapsed": True, "jupyter": {"outputs_hidden": True}}
 HIDDEN = {"jupyter": {"source_hidden": True}}
 VERDICTS = "| what the guide says | verdict | guide |\n|---|---|---|\n"
+DRAW = 'draw()\nshow.figure(fig, show.words("01.cell-9"))'
 CHECKED_CELL, FIGURE_CELL = 8, 9  # places in the good lesson, used by the defects
 
 
@@ -156,8 +157,8 @@ def good_lesson(number: int, root: Path) -> NotebookNode:
         md(f"### In detail {number}\n\n~~~\n![](in-a-fence.png)\n~~~"),
         md("## Measure\n\n**Before you run it, guess:** which?"),
         check(42, metadata=FOLDED),
-        new_code_cell("draw()", outputs=[figure()], metadata=FOLDED),
-        md("## Judge"),
+        new_code_cell(DRAW, outputs=[figure()], metadata=FOLDED),
+        md(f"{rules.REVEAL}The second.\n\n</details>\n\n## Judge"),
         check(43),
         new_code_cell("1 / 0", outputs=[error], metadata={"tags": ["raises-exception"]}),
         md("## When not to"),
@@ -340,8 +341,8 @@ defect(
 )
 defect(r.heading_levels_never_skip, "level 4", source(6, "### In", "#### In"))
 defect(r.heading_levels_never_skip, "without text", append(6, "\n\n###\n"))
-defect(r.code_cells_are_short, "26 lines", append(F, "\nx = 1" * 25))
-defect(r.code_cells_are_short, "empty", source(F, "draw()", " "))
+defect(r.code_cells_are_short, "26 lines", append(F, "\nx = 1" * 24))
+defect(r.code_cells_are_short, "empty", source(F, DRAW, " "))
 defect(r.code_parses, "not Python", append(F, "\nif x:"))
 defect(r.helpers_come_first, "peft", append(C, "\nfrom peft import LoraConfig\nimport helpers"))
 defect(r.file_is_small, "bytes", append(5, "`" + "x" * 300_000 + "`"))
@@ -394,6 +395,16 @@ defect(
 defect(
     r.guesses_are_folded, "without a guess", lambda nb, path: nb.cells[11].update(metadata=FOLDED)
 )
+for plant in (
+    source(10, rules.REVEAL, ""),
+    source(10, "<details>", "<details open>"),
+    source(10, "</details>", ""),
+):
+    defect(r.answers_to_guesses_are_folded, "answers a guess", plant)
+defect(r.pictures_keep_the_answer, "tells", source(F, 'show.words("01.cell-9")', '"It falls."'))
+defect(r.pictures_keep_the_answer, "tells", append(F, '\nshow.timeline(run, alt=f"{name} falls.")'))
+defect(r.pictures_keep_the_answer, "tells", append(F, '\nshow.bars(rows, "It falls.", title)'))
+defect(r.intro_ends_with_the_question, "does not end", append(0, " It saves half."))
 defect(r.answers_come_first, "no cell answer-1", lambda nb, path: nb.cells.pop(18))
 defect(r.answers_come_first, "no ... to", source(18, "...", "4"))
 defect(r.answers_come_first, "directly below", lambda nb, path: nb.cells.pop(19))

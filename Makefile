@@ -4,7 +4,7 @@
 # make colab    run four lessons as Colab does, in an environment of its versions
 # make pretend  run the lessons' GPU branches as on a T4 and an H100, without one (CARD=T4 does one)
 # make doctor   print what a bug report needs, and whether the course can work here
-# make student  copy the course for a class: no solutions, no outputs below a guess
+# make student  copy the course for a class: no solutions, no answers (REPOSITORY=its address)
 # make site     build the reading site in build/site
 # make test-browser  use lessons in a real JupyterLab, in Chromium; pictures go to build/browser
 # make check-rows ROWS=card.csv  read over what make gpu wrote, before you send it
@@ -12,6 +12,7 @@
 # LESSONS="01 02" does a part. PYTHON=python uses an environment of your own.
 LESSONS ?=
 SECTIONS ?=
+REPOSITORY ?=
 LAB ?=
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)  # a rented card's container has no other user
 ROWS ?=
@@ -65,7 +66,7 @@ site: $(ENVIRONMENT)
 	$(PYTHON) tools/build_site.py
 
 student: $(ENVIRONMENT)
-	$(PYTHON) tools/student.py
+	$(PYTHON) tools/student.py --repository "$(REPOSITORY)"
 
 test-browser: $(ENVIRONMENT)
 	@$(PYTHON) -c 'import playwright' 2>/dev/null || \

@@ -162,13 +162,14 @@ def _append(path: Path, new: pd.DataFrame) -> Path:
 
 
 def load(name: str) -> pd.DataFrame:
-    """Recorded rows: `data/<name>.csv` or else `data/measurements/<name>.csv`.
+    """Recorded rows: `data/<name>.csv` or else `data/measurements/<name>.csv`, packed or not.
 
     "measured" gathers our own rows of all cards; it is empty until one was measured.
     FileNotFoundError names the tables there are.
     """
     folder = data_file()
-    tables = {p.stem: p for p in [*folder.glob("measurements/*.csv"), *folder.glob("*.csv")]}
+    found = [p for part in ("measurements", ".") for p in folder.glob(f"{part}/*.csv*")]
+    tables = {p.name.split(".")[0]: p for p in found}
     if name == "measured":
         ours = [pd.read_csv(p) for p in sorted(folder.glob("measurements/*.csv"))]
         ours = [table for table in ours if "outcome" in table]  # the kit's, not published ones

@@ -1,6 +1,5 @@
 """Pictures with alternative text."""
 
-import csv
 import html
 import io
 
@@ -10,8 +9,8 @@ import pandas as pd
 from IPython.display import HTML, Image, display
 from matplotlib.figure import Figure
 
-from .hardware import GIB, data_file
-from .runs import CATEGORIES
+from .hardware import GIB
+from .runs import CATEGORIES, load
 
 # Okabe and Ito's palette, told apart by colour-blind readers, its light colours darkened until they
 # stand out from white (3:1); hatches repeat it without colour.
@@ -40,8 +39,7 @@ def words(name: str, **values) -> str:
     Example:
         >>> show.timeline(step, show.words("16.second"))  # doctest: +SKIP
     """
-    with open(data_file("alt.csv"), encoding="utf-8", newline="") as file:
-        texts = {row["figure"]: row["alt"] for row in csv.DictReader(file)}
+    texts = load("alt").set_index("figure")["alt"]
     if name not in texts:
         raise KeyError(f"data/alt.csv has no text for {name!r}")
     return texts[name].format(**values)

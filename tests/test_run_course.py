@@ -4,6 +4,7 @@ import base64
 import contextlib
 import datetime
 import io
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,3 +263,40 @@ def test_what_ran_before_ctrl_c_is_reported(course: Path, tmp_path: Path, monkey
     assert run_course.main(["--output", str(tmp_path)], course, "a machine") == 1
     assert "Stopped in 01_b" in (text := capsys.readouterr().out) and "1 of 2 lessons ran" in text
     assert "the first" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_it_says_how_far_it_is_and_how_long_it_will_take(finished: Finished) -> None:
+    first, *rest = finished.out.splitlines()
+    assert first.startswith("2 lessons: about 2 minutes on two cores. The report grows in ")
+    assert any(
+        re.match(r"00_bad: failed in \d+ s \(1 of 2, about 1 minute to go\)", x) for x in rest
+    )
+    assert any(re.match(r"01_good: ran in \d+ s \(2 of 2\)", line) for line in rest)
+
+
+def test_what_remains_follows_this_machines_pace(tmp_path: Path) -> None:
+    table = tmp_path / "minutes.csv"
+    table.write_text("lesson,seconds\n00_a,30\n01_b,60\n02_c,120\n")
+    paths = [tmp_path / f"{stem}.ipynb" for stem in ("00_a", "01_b", "02_c", "03_new")]
+    remaining = run_course.Remaining(paths, table)
+    assert str(remaining) == "about 5 minutes"  # 30 + 60 + 120, and the median for the new one
+    remaining.add(run_course.Outcome("00_a", "a", 60.0))  # twice as slow as the table's machine
+    assert str(remaining) == "about 8 minutes"
+    remaining.add(run_course.Outcome("01_b", "b", 5.0, problem="it failed at once"))
+    assert str(remaining) == "about 6 minutes"
+
+
+def test_the_report_can_be_opened_while_it_grows(course: Path, tmp_path: Path, monkeypatch) -> None:
+    pages = []
+
+    def run_lesson(path, copy, bar, limit):
+        pages.append((tmp_path / "report.html").read_text(encoding="utf-8"))
+        return run_course.Outcome(path.stem, f"the lesson {path.stem}", 1.0)
+
+    monkeypatch.setattr(run_course, "run_lesson", run_lesson)
+    assert run_course.main(["--output", str(tmp_path)], course, "a machine") == 0
+    assert "0 of 2 lessons ran" in pages[0] and "1 of 2 lessons ran" in pages[1]
+    assert "the lesson 00_bad" in pages[1] and all('http-equiv="refresh"' in p for p in pages)
+    last = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "lessons ran" not in last and "refresh" not in last and "a machine" in last
+    assert not list(tmp_path.glob("*.new"))

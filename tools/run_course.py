@@ -2,14 +2,17 @@
 
     python tools/run_course.py [--lessons "01 02"] [--output build]
 
-Executed copies go to build/notebooks/, the page to build/report.html. The exit status is 1 if a
-lesson failed, 2 if the lessons asked for do not exist.
+Executed copies go to build/notebooks/, the page to build/report.html. It is written anew after each
+lesson, so it can be open in a browser while it grows. The exit status is 1 if a lesson failed, 2 if
+the lessons asked for do not exist.
 """
 
 import argparse
 import csv
 import datetime
+import math
 import re
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -185,14 +188,43 @@ def as_text(table: list[tuple[str, ...]]) -> str:
     return "\n".join("  ".join(cells(line)).rstrip() for line in lines)
 
 
+class Remaining:
+    """How long the lessons not yet run will take here.
+
+    `data/minutes.csv` says how long each took on two quiet cores; this machine is slower or faster
+    by what the lessons so far have shown.
+    """
+
+    def __init__(self, paths: list[Path], table: Path):
+        usual = {}
+        if table.is_file():
+            with table.open(encoding="utf-8", newline="") as file:
+                usual = {row["lesson"]: float(row["seconds"]) for row in csv.DictReader(file)}
+        middle = statistics.median(usual.values()) if usual else 40.0
+        self.usual = {path.stem: usual.get(path.stem, middle) for path in paths}
+        self.ran = self.expected = 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        """Take note of a lesson that has run; one that failed says nothing of the pace."""
+        usual = self.usual.pop(outcome.stem)
+        if not outcome.problem:
+            self.ran, self.expected = self.ran + outcome.seconds, self.expected + usual
+
+    def __str__(self) -> str:
+        pace = self.ran / self.expected if self.expected else 1.0
+        minutes = math.ceil(pace * sum(self.usual.values()) / 60)
+        return f"about {minutes} minute{'s' * (minutes > 1)}"
+
+
 def write_report(
     path: Path,
     outcomes: list[Outcome],
     table: list[tuple[str, ...]],
     machine: str,
     started: datetime.datetime,
+    growing: str = "",
 ) -> None:
-    """One page that needs nothing but itself."""
+    """One page that needs nothing but itself; `growing` says what is still to come."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         columns=COLUMNS,
@@ -200,8 +232,11 @@ def write_report(
         outcomes=outcomes,
         machine=machine,
         date=started.strftime("%Y-%m-%d %H:%M"),
+        growing=growing,
     )
-    path.write_text(page, encoding="utf-8")
+    whole = path.with_suffix(".new")  # a browser never reads half a page
+    whole.write_text(page, encoding="utf-8")
+    whole.replace(path)
 
 
 def run_lesson(path: Path, copy: Path, bar: tqdm, limit: float) -> Outcome:
@@ -234,14 +269,25 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, machine: str | N
         print(error, file=sys.stderr)
         return 2
 
-    copies = options.output / "notebooks"
+    copies, report = options.output / "notebooks", options.output / "report.html"
     copies.mkdir(parents=True, exist_ok=True)
     started = datetime.datetime.now().astimezone()
+    remaining = Remaining(paths, root / "data" / "minutes.csv")
     outcomes = []
     cells = sum(len(runnable(read_notebook(path))) for path in paths)
+    print(
+        f"{len(paths)} lessons: {remaining} on two cores. The report grows in {report}", flush=True
+    )
+
+    def write(growing: str = "", told: str = "") -> list[tuple[str, ...]]:
+        table = summary(recorded(root / "build" / "runs", started))
+        write_report(report, outcomes, table, told, started, growing)
+        return table
+
     # disable=None: a bar on a terminal, silence in a log.
     with tqdm(total=cells, unit="cell", disable=None) as bar:
-        for path in paths:
+        for number, path in enumerate(paths, start=1):
+            write(f"{number - 1} of {len(paths)} lessons ran, {remaining} to go")
             try:
                 outcome = run_lesson(path, copies / path.name, bar, options.limit)
             except KeyboardInterrupt:
@@ -250,18 +296,19 @@ def main(arguments: list[str] | None = None, root: Path = ROOT, machine: str | N
                 tqdm.write(f"Stopped in {path.stem}; the report has what ran before.")
                 break
             outcomes.append(outcome)
-            tqdm.write(f"{outcome.stem}: {outcome.status} in {outcome.seconds:.0f} s")
+            remaining.add(outcome)
+            place = f"{number} of {len(paths)}" + f", {remaining} to go" * (number < len(paths))
+            tqdm.write(f"{outcome.stem}: {outcome.status} in {outcome.seconds:.0f} s ({place})")
             for line in filter(None, (outcome.problem, *outcome.warnings)):
                 tqdm.write(f"  {line}")
+            sys.stdout.flush()  # whoever follows a log sees it now
 
-    table = summary(recorded(root / "build" / "runs", started))
     if machine is None:
         # After the lessons: asking a GPU about itself takes some of its memory.
         from helpers import describe
 
         machine = str(describe())
-    report = options.output / "report.html"
-    write_report(report, outcomes, table, machine, started)
+    table = write(told=machine)
     print()
     print(as_text(table) if table else "No lesson recorded a run.")
     failed = [outcome.stem for outcome in outcomes if outcome.problem]

@@ -40,9 +40,9 @@ endif
 .venv/installed: pyproject.toml constraints.txt
 	@$(SYSTEM_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'The course needs Python 3.11 or newer: make install SYSTEM_PYTHON=python3.12'; exit 1; }
-	@echo 'Installing into .venv: about 2 GB, a few minutes.'
+	@echo 'Installing into .venv: about 2 GB, a few minutes. pip says below what it is at.'
 	$(SYSTEM_PYTHON) -m venv .venv
-	@.venv/bin/python -m pip install --quiet -c constraints.txt -e '.[lab,test,optimizers]' || \
+	@.venv/bin/python -m pip install -c constraints.txt -e '.[lab,test,optimizers]' || \
 		{ echo 'pip could not install the course: it says why above.' \
 		'Without a network, install from a folder of wheels: see docs/teaching.md.'; exit 1; }
 	@echo '$(CURDIR)' > $@

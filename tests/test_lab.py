@@ -51,3 +51,21 @@ def test_every_way_to_start_jupyterlab_names_the_settings():
     for name in ("Makefile", "README.md"):
         text = (root / name).read_text(encoding="utf-8")
         assert text.count("-m jupyterlab") == text.count("-m jupyterlab --config tools/lab.py") == 1
+
+
+def test_jupyterlab_opens_the_first_lesson_and_asks_nothing():
+    """The file as JupyterLab reads it, and names that this JupyterLab still knows."""
+    from jupyterlab.labapp import LabApp
+    from traitlets.config import PyFileConfigLoader
+
+    path = Path(lab.__file__)
+    read = PyFileConfigLoader(path.name, path=str(path.parent)).load_config()
+    assert (path.parents[1] / read.LabApp.default_url.removeprefix("/lab/tree/")).is_file()
+    assert read.LabApp.news_url is None and read.ContentsManager.pre_save_hook
+    assert {"default_url", "news_url"} <= set(LabApp.class_trait_names())
+
+
+def test_the_installation_shows_that_it_goes_on():
+    makefile = (Path(lab.__file__).parents[1] / "Makefile").read_text(encoding="utf-8")
+    install = [line for line in makefile.splitlines() if "-e '.[lab,test" in line]
+    assert install and not any("--quiet" in line or "-q " in line for line in install)

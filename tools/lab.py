@@ -2,10 +2,12 @@
 
 A widget lives in its kernel. Stored in a notebook it is an error text once the kernel is gone, and
 GitHub refuses the page. So a notebook is saved without progress bars, and a panel of controls is
-saved as a sentence; the picture beside it stays.
+saved as a sentence; the picture beside it stays. JupyterLab opens lesson 00 (its launcher would cut
+the names of the files) and does not ask whether it may show news, on top of a lesson's outputs.
 """
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
+FIRST = "/lab/tree/notebooks/00_start_here.ipynb"
 SENTENCE = "The controls were here. Run this cell, and those above it, to have them back."
 
 
@@ -28,4 +30,7 @@ def without_widgets(model: dict, **_) -> None:
 
 
 if "get_config" in globals():  # Jupyter reads this file; a test imports it
-    get_config().ContentsManager.pre_save_hook = without_widgets  # noqa: F821
+    settings = get_config()  # noqa: F821
+    settings.ContentsManager.pre_save_hook = without_widgets
+    settings.LabApp.default_url = FIRST
+    settings.LabApp.news_url = None

@@ -43,5 +43,12 @@ def write_formula(page, node):
     raise nodes.SkipNode
 
 
+def not_searched(app, doctree):
+    """Solutions are read after a lesson: a search that finds them answers exercises."""
+    if "solutions/" in app.env.docname:
+        app.env.metadata[app.env.docname]["nosearch"] = True
+
+
 def setup(app):
+    app.connect("doctree-read", not_searched)
     app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))

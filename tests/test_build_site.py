@@ -1,6 +1,7 @@
 """How the reading site is laid out, and that a dead link is seen. `make site` builds it."""
 
 import re
+from pathlib import Path
 
 import nbformat
 import pandas as pd
@@ -129,3 +130,21 @@ def test_without_sphinx_one_sentence_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setattr(build_site.importlib.util, "find_spec", lambda name: None)
     assert build_site.main() == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_pages_are_of_the_last_commit(tmp_path, monkeypatch):
+    """What a reader ran, answered or saved since is on no page."""
+    monkeypatch.setattr(build_site, "SOURCE", tmp_path)
+    monkeypatch.setattr(build_site.nbformat, "read", lambda *_, **__: pytest.fail("read from disk"))
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("read from disk"))
+    build_site.lay_out(LESSON, build_site.linked_cells())
+    assert (tmp_path / "notebooks" / LESSON.name).is_file()
+
+
+def test_an_excerpt_begins_with_the_text(tmp_path):
+    script = tmp_path / "searchtools.js"
+    script.write_text("\n".join(build_site.SEARCH))
+    build_site.search_articles_only(script)
+    assert script.read_text() == "\n".join(build_site.SEARCH.values())
+    with pytest.raises(LookupError, match="has changed"):
+        build_site.search_articles_only(script)

@@ -3,7 +3,8 @@
     python tools/build_site.py        # or make site; the pages go to build/site
 
 Sphinx with MyST-NB and its book theme, because they build without a network (MyST's own site
-builder fetches its theme at each first build). The lessons are laid out anew in build/site-source:
+builder fetches its theme at each first build). Pages show the last commit: what a reader ran or
+wrote since stays out. The lessons are laid out anew in build/site-source:
 the cell for Colab is left out, what is folded in JupyterLab is folded, links lead to pages of the
 site or to files of the repository, badges are links of our own. At the end each page is read over:
 links inside the site, headings, alternative texts, the button for Colab, and that a browser fetches
@@ -12,6 +13,7 @@ nothing from elsewhere.
 
 import html.parser
 import importlib.util
+import io
 import re
 import shutil
 import subprocess
@@ -24,6 +26,7 @@ import nbformat
 import pandas as pd
 
 import address
+import committed
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
@@ -72,15 +75,23 @@ def translate(link: str, page: Path) -> str:
     return f"{address.repository()}/blob/main/{target.as_posix()}"
 
 
+def text_of(path: Path) -> str:
+    """A file as it is committed."""
+    return committed.text(ROOT, path.relative_to(ROOT))
+
+
 def notebooks() -> list[Path]:
-    folder = ROOT / "notebooks"
-    return sorted([*folder.glob("*.ipynb"), *folder.glob("solutions/*.ipynb")])
+    found = [ROOT / path for path in committed.files(ROOT) if path.suffix == ".ipynb"]
+    return sorted(path for path in found if path.relative_to(ROOT).parts[0] == "notebooks")
+
+
+def documents() -> list[Path]:
+    return sorted(ROOT / path for path in committed.files(ROOT) if path.match("docs/*.md"))
 
 
 def linked_cells() -> set[str]:
     """The labels of cells that some page links to."""
-    pages = [*notebooks(), *sorted((ROOT / "docs").glob("*.md"))]
-    texts = (path.read_text(encoding="utf-8") for path in pages)
+    texts = map(text_of, [*notebooks(), *documents()])
     return {label(*found) for text in texts for found in CELL.findall(text)}
 
 
@@ -93,7 +104,7 @@ def in_page(link: str, page: Path) -> str:
 
 def lay_out(path: Path, linked: set[str]) -> None:
     """One lesson as the site shows it."""
-    notebook, cells = nbformat.read(path, as_version=4), []
+    notebook, cells = nbformat.reads(text_of(path), as_version=4), []
     for cell in notebook.cells:
         name = label(path.stem, cell.id)
         if name in linked:
@@ -127,7 +138,7 @@ def lay_out(path: Path, linked: set[str]) -> None:
 
 def board() -> str:
     """The scoreboard of lesson 16, as tables."""
-    table = pd.read_csv(ROOT / "data" / "board.csv", dtype=str)
+    table = pd.read_csv(io.StringIO(text_of(ROOT / "data" / "board.csv")), dtype=str)
     columns = ["method", "claimed", "judged", "predicted", "recorded"]
     numbered = {path.stem[:2]: path.stem for path in notebooks() if path.parent.name == "notebooks"}
     lines = []
@@ -142,8 +153,8 @@ def board() -> str:
 def front_page() -> str:
     """The README with the scoreboard, and the course's contents at its end."""
     page = ROOT / "README.md"
-    text = with_links(page.read_text(encoding="utf-8"), page)
-    text = text.replace(f"{address.repository()}/blob/main/data/real_cards.png", "real_cards.png")
+    text = with_links(text_of(page), page)
+    text = re.sub(rf"(!\[[^]]*\]\(){address.repository()}/blob/main/data/", r"\1", text)
     board_text = "## What the guides claim, judged\n\nA table in the guides says of ten methods "
     board_text += "whether each trains faster, and whether it needs less memory. Here is every "
     board_text += "answer with our verdict, and the factor that was predicted and that others "
@@ -156,7 +167,7 @@ def front_page() -> str:
         lessons = [f"notebooks/{n}" for n in names if n[:2].isdigit() and int(n[:2]) in numbers]
         trees.append(tree(part, lessons))
     more = [f"notebooks/{name}" for name in names if not name[:2].isdigit()]
-    more += [f"docs/{path.stem}" for path in sorted((ROOT / "docs").glob("*.md"))]
+    more += [f"docs/{path.stem}" for path in documents()]
     trees.append(tree("Use it", more))
     solved = [f"notebooks/solutions/{p.stem}" for p in notebooks() if p.parent.name == "solutions"]
     trees.append(tree("Worked solutions", solved))
@@ -176,12 +187,37 @@ def lay_out_all() -> None:
     linked = linked_cells()
     for path in notebooks():
         lay_out(path, linked)
-    for path in sorted((ROOT / "docs").glob("*.md")):
-        text = with_links(path.read_text(encoding="utf-8"), path)
+    for path in documents():
+        text = with_links(text_of(path), path)
         (SOURCE / "docs").mkdir(exist_ok=True)
         (SOURCE / "docs" / path.name).write_text(text, encoding="utf-8")
-    shutil.copy(ROOT / "data" / "real_cards.png", SOURCE)
-    (SOURCE / "index.md").write_text(front_page(), encoding="utf-8")
+    page = front_page()
+    (SOURCE / "index.md").write_text(page, encoding="utf-8")
+    for name in re.findall(r"!\[[^]]*\]\((\w+\.png)\)", page):
+        (SOURCE / name).write_bytes(committed.content(ROOT, Path("data", name)))
+
+
+# What Sphinx leaves out of an excerpt, and what this theme puts above an article. Then how Sphinx
+# takes a page's text, whose blank lines would fill an excerpt.
+SEARCH = {
+    '[".headerlink", "script", "style"]': '[".headerlink", "script", "style", '
+    '".bd-header-article", "#jb-print-docs-body", ".colab"]',
+    "return docContent.textContent;": 'return docContent.textContent.replace(/\\s+/g, " ");',
+}
+
+
+def search_articles_only(script: Path) -> None:
+    """An excerpt is of the text, and not of the theme's buttons above it.
+
+    Raises:
+        LookupError: this Sphinx searches otherwise.
+    """
+    text = script.read_text(encoding="utf-8")
+    for theirs, ours in SEARCH.items():
+        if theirs not in text:
+            raise LookupError(f"{script.name} has changed: {theirs} is not in it")
+        text = text.replace(theirs, ours)
+    script.write_text(text, encoding="utf-8")
 
 
 class Page(html.parser.HTMLParser):
@@ -247,13 +283,19 @@ def main() -> int:
         print("The site needs Sphinx: python -m pip install -e '.[site]'", file=sys.stderr)
         return 2
     try:
+        if own := committed.changed(ROOT, "notebooks"):
+            print(f"As committed, so without your changes in {', '.join(own)}")
         lay_out_all()
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"build cannot be written, {error.strerror}: {error.filename}", file=sys.stderr)
         return 2
     command = [sys.executable, "-m", "sphinx", "-q", "-n", "-j", "auto", "-c", "docs"]
     if status := subprocess.run([*command, str(SOURCE), str(SITE)], cwd=ROOT).returncode:
         return status
+    search_articles_only(SITE / "_static" / "searchtools.js")
     for path in SITE.glob("**/*.html"):  # the name of a fold is what it shows
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace(' aria-label="Toggle hidden content"', ""), encoding="utf-8")

@@ -20,13 +20,18 @@ from typing import NamedTuple
 from .operations import Operation
 
 KINDS = ("host", "matrix products", "attention", "memory traffic", "copies")
-# For an operation of a forward pass that keeps a graph, with the Python around it. A step that
-# waits for its host takes as much longer as that is slower: notebooks/measure_your_card.ipynb.
-HOST_SECONDS = 12e-6
+SOURCED, CALIBRATED, ASSUMED = "sourced", "calibrated", "assumed"
 
 
 class Constant(NamedTuple):
+    """A number of the model of time.
+
+    `status`: *sourced*, somebody measured or documented it; *calibrated*, chosen so that the named
+    rows come out; *assumed*, neither. `source` names the measurement, the rows, or what is known.
+    """
+
     value: float
+    status: str
     source: str
 
 
@@ -35,44 +40,127 @@ NEUSIGHT = "sitar-lab/NeuSight @6945927, measured kernels of fp32"
 FA2 = "FlashAttention-2 (arXiv 2307.08691), section 4.1: A100, causal and not, share of 312 TFLOPS"
 FA3 = "FlashAttention-3 (arXiv 2407.08608), section 4.1: FlashAttention-2 on an H100"
 MMA = "its MMA is Ampere's (Dao-AILab/flash-attention kernel_traits.h @0a4755ed)"
-ROWS = "rows that calibrate in data/measurements/speeds.csv"
+GUIDE = "CUDA C++ Programming Guide, arithmetic instructions by compute capability"
+FIRST_ROWS = "the first 70 judged rows of data/speeds.csv, so that nine of ten lie inside"
 CONSTANTS = {
-    "products": Constant(0.75, "middle of the `_reached_` columns of data/gpus.csv, 0.57 to 1.14"),
-    "unaligned products": Constant(0.33, "llms-from-scratch, compiled: 50,257 words or 50,304"),
-    "seconds of a wave": Constant(3e-6, f"{GEMM}: A100 and L40S; {NEUSIGHT}: five cards, 2 to 8"),
-    "seconds of a wave, 9.0": Constant(0.5e-6, f"{GEMM}: H100 and B200, whose waves overlap"),
-    "stream": Constant(0.77, f"{NEUSIGHT}: add, mul and div on L4, T4 and P100, 0.73 to 0.79"),
-    "stream, 7.0": Constant(0.91, f"{NEUSIGHT}: add, mul and div on a V100"),
-    "stream, 8.0": Constant(0.87, f"{NEUSIGHT}: add, mul and div on two A100; assumed of 9 and 10"),
-    "scatter": Constant(
-        7.3, "pytorch/pytorch pull 195542: bytes a clock of a multiprocessor, bf16 to float32, A100"
+    # products
+    "products": Constant(
+        0.80, SOURCED, "median of the 60 `_reached_` rates of data/gpus.csv, which are 0.45 to 1.17"
     ),
-    "norms": Constant(0.45, "pytorch/pytorch pull 87445: [8192, 1024] on an A100, 0.37 to 0.51"),
-    "seconds of a kernel": Constant(2.5e-6, "assumed: start and end of a kernel in a full queue"),
-    "attention": Constant(0.60, FA2),
-    "attention, backward": Constant(0.50, FA2),
+    "unaligned products": Constant(
+        0.33, CALIBRATED, "llms-from-scratch, compiled: 50,257 words or 50,304"
+    ),
+    "seconds of a wave": Constant(
+        3e-6, CALIBRATED, f"{GEMM}: A100 and L40S; {NEUSIGHT}: five cards, 2 to 8"
+    ),
+    "seconds of a wave, 9.0": Constant(
+        0.5e-6, CALIBRATED, f"{GEMM}: H100 and B200, whose waves overlap"
+    ),
+    "most splits of a product": Constant(16, ASSUMED, "split-k of CUTLASS's default kernels"),
+    "least depth of a split": Constant(256, ASSUMED, "split-k of CUTLASS's default kernels"),
+    "int8 products": Constant(2, SOURCED, "architecture whitepapers since Turing: rate of 16 bits"),
+    # all that moves bytes
+    "stream": Constant(
+        0.77, SOURCED, f"{NEUSIGHT}: add, mul, div on L4, T4, P100, 0.73 to 0.79; others like them"
+    ),
+    "stream, 7.0": Constant(0.91, SOURCED, f"{NEUSIGHT}: add, mul and div on a V100"),
+    "stream, 8.0": Constant(0.87, SOURCED, f"{NEUSIGHT}: add, mul and div on two A100"),
+    "stream, 9.0": Constant(0.87, ASSUMED, "like an A100"),
+    "stream, 10.0": Constant(0.87, ASSUMED, "like an A100"),
+    "scatter": Constant(
+        7.3,
+        SOURCED,
+        "pytorch/pytorch pull 195542: bytes a clock of a multiprocessor, bf16 to float32, A100; "
+        "that it goes by clocks and not by bandwidth was chosen by rows",
+    ),
+    "norms": Constant(
+        0.45, SOURCED, "pytorch/pytorch pull 87445: [8192, 1024] on an A100, 0.37 to 0.51"
+    ),
+    "seconds of a kernel": Constant(
+        2.5e-6, ASSUMED, "start and end of a kernel in a full queue; nobody's measurement"
+    ),
+    "tensors of a list kernel": Constant(
+        128,
+        SOURCED,
+        "MultiTensorApply.cuh, depth_to_max_tensors before CUDA 13: two lists of 64, and 110 to "
+        "150 tensors in lists of other depths; since CUDA 13 seven times as many",
+    ),
+    "lanes": Constant(128, SOURCED, GUIDE),
+    "lanes, 6.0 7.0 7.5 8.0": Constant(64, SOURCED, GUIDE),
+    # attention
+    "attention": Constant(0.60, SOURCED, FA2),
+    "attention, backward": Constant(0.50, SOURCED, FA2),
     # Operations a clock of a multiprocessor: 35 and 30 % of an H100's 989.4 TFLOPS.
-    "attention by clock": Constant(0.35 * 989.4 / 66.9 * 256, f"{FA3}; {MMA}"),
-    "attention by clock, backward": Constant(0.30 * 989.4 / 66.9 * 256, f"{FA3}; {MMA}"),
-    "attention by cuDNN": Constant(0.55, f"{FA3}: cuDNN, forward; backward a tenth less"),
-    "efficient attention": Constant(0.35, "xformers issue 712: A100, 0.26 to 0.35 (kernels.csv)"),
-    "efficient attention, backward": Constant(0.25, "NVIDIA/cutlass pull 992: A100, 0.17 to 0.28"),
-    "bus": Constant(0.80, "pinned memory, four cards, 0.76 to 0.84: measurements/kernels.csv"),
-    "host, no gradients": Constant(0.60, f"{ROWS}: book-b200, against a forward pass with a graph"),
-    "host, backward": Constant(0.75, f"{ROWS}: of the time in forward, as C++ walks the graph"),
-    "host, update": Constant(0.75, f"{ROWS}: t5-base, of the time in forward"),
-    "host, bitsandbytes": Constant(3.3, f"{ROWS}: guide-2022, 8-bit Adam's call of a parameter"),
-    "host, view": Constant(0.30, "assumed: no kernel is launched"),
-    "host, tensor of a list": Constant(0.05, "assumed: about 0.6 us of a list operation's tensor"),
-    "seconds of a wait": Constant(8e-6, "assumed: from the end of a kernel to the host and back"),
+    "attention by clock": Constant(0.35 * 989.4 / 66.9 * 256, SOURCED, f"{FA3}; {MMA}"),
+    "attention by clock, backward": Constant(
+        0.30 * 989.4 / 66.9 * 256, ASSUMED, f"below forward, as on an A100; {MMA}"
+    ),
+    "attention by cuDNN": Constant(0.55, SOURCED, f"{FA3}: cuDNN, forward"),
+    "attention by cuDNN, backward": Constant(0.495, ASSUMED, "a tenth less than forward"),
+    "efficient attention": Constant(
+        0.30, SOURCED, "xformers issue 712: A100, median of six rows of kernels.csv, 0.26 to 0.33"
+    ),
+    "efficient attention, backward": Constant(
+        0.24, SOURCED, "NVIDIA/cutlass pull 992: A100, median of nine rows of kernels.csv"
+    ),
+    "tf32 passes of fp32 attention": Constant(
+        3, SOURCED, "OpMultiplyAddFastF32 in PyTorch's mem_eff_attention"
+    ),
+    # the bus
+    "bus": Constant(
+        0.80, SOURCED, "pinned memory, four cards, 0.76 to 0.84: measurements/kernels.csv"
+    ),
+    "bus, bytes a second, 6": Constant(16e9, SOURCED, "PCI Express 3, 16 lanes, one way"),
+    "bus, bytes a second, 7": Constant(16e9, SOURCED, "PCI Express 3, 16 lanes, one way"),
+    "bus, bytes a second, 8": Constant(32e9, SOURCED, "PCI Express 4, 16 lanes, one way"),
+    "bus, bytes a second, 9": Constant(64e9, SOURCED, "PCI Express 5, 16 lanes, one way"),
+    "bus, bytes a second, 10": Constant(64e9, SOURCED, "PCI Express 5, 16 lanes, one way"),
+    "bus, bytes a second, 12": Constant(64e9, SOURCED, "PCI Express 5, 16 lanes, one way"),
+    # the host
+    "host": Constant(
+        12e-6,
+        ASSUMED,
+        "seconds of an operation in a forward pass that keeps a graph; machines on which a step "
+        "told it lie from 6 to 25 us (column host of data/speeds.csv)",
+    ),
+    "host, no gradients": Constant(
+        0.60, ASSUMED, "one forward pass of book-b200, which also tells that machine's host"
+    ),
+    "host, backward": Constant(0.75, ASSUMED, "below forward, as C++ walks the graph"),
+    "host, update": Constant(
+        0.75, ASSUMED, "below forward; steps of t5-base, which also tell their machines' hosts"
+    ),
+    "host, bitsandbytes": Constant(
+        3.3,
+        CALIBRATED,
+        "guide-2022, 8-bit Adam's call of a parameter, when 18 us were assumed of its host",
+    ),
+    "host, view": Constant(0.30, ASSUMED, "no kernel is launched"),
+    "host, tensor of a list": Constant(0.05, ASSUMED, "about 0.6 us of a list operation's tensor"),
+    "seconds of a wait": Constant(8e-6, ASSUMED, "from the end of a kernel to the host and back"),
+    "start of an idle card": Constant(0.5, ASSUMED, "of a wait: from the host to the card"),
+    # how far the card's and the host's times may be off
+    "card, fastest": Constant(0.75, CALIBRATED, FIRST_ROWS),
+    "card, slowest": Constant(1.6, CALIBRATED, FIRST_ROWS),
+    "host, fastest": Constant(0.4, CALIBRATED, FIRST_ROWS),
+    "host, slowest": Constant(2.1, CALIBRATED, FIRST_ROWS),
 }
 VALUES = {name: constant.value for name, constant in CONSTANTS.items()}
-# How far the card's and the host's times may be off.
-CARD_RANGE, HOST_RANGE = (0.75, 1.6), (0.4, 2.1)
+# A step that waits for its host takes as much longer as that is slower than this:
+# notebooks/measure_your_card.ipynb.
+HOST_SECONDS = VALUES["host"]
+CARD_RANGE = VALUES["card, fastest"], VALUES["card, slowest"]
+HOST_RANGE = VALUES["host, fastest"], VALUES["host, slowest"]
+BUS = {  # by generation of card
+    int(name.split(", ")[2]): value for name, value in VALUES.items() if name.startswith("bus, ")
+}
+ATTENTION = {  # kernels by the names of `operations`
+    "flash": "attention",
+    "cudnn": "attention by cuDNN",
+    "efficient": "efficient attention",
+}
+# Shapes of tiles, no rates: those of CUTLASS's default kernels for Tensor Cores (assumed).
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
-LISTED = 100  # tensors of a list operation that one kernel takes (MultiTensorApply.cuh)
-# GB/s one way of PCI Express 3, 4 and 5 with 16 lanes, by generation of card (data sheets).
-BUS = {6: 16e9, 7: 16e9, 8: 32e9, 9: 64e9, 10: 64e9, 12: 64e9}
 
 
 @dataclass(frozen=True)
@@ -165,11 +253,12 @@ class Kernels:
         for what, value in (("number of multiprocessors", card.sms), ("bandwidth", card.bandwidth)):
             if not value:
                 raise Missing(what)
-        self.lanes = 64 if card.capability in ((6, 0), (7, 0), (7, 5), (8, 0)) else 128
+        few = card.capability in ((6, 0), (7, 0), (7, 5), (8, 0))
+        self.lanes = VALUES["lanes, 6.0 7.0 7.5 8.0" if few else "lanes"]
         # Each lane of a multiprocessor does two operations a clock: so many clocks a second.
         self.clocks = self.rate("fp32") / (2 * self.lanes) if card.rates.get("fp32") else math.inf
-        steady = "stream, 8.0" if major in (9, 10) else f"stream, {major}.{card.capability[1]}"
-        shares = VALUES | {"stream": VALUES.get(steady, VALUES["stream"])}
+        minor = 0 if major in (9, 10) else card.capability[1]
+        shares = VALUES | {"stream": VALUES.get(f"stream, {major}.{minor}", VALUES["stream"])}
         self.rates = {k: shares[k] * card.bandwidth for k in ("stream", "norms")}
         self.rates["stream"] = card.stream or self.rates["stream"]
         # Loads of single values are as many as multiprocessors can issue, whatever the bandwidth.
@@ -187,8 +276,8 @@ class Kernels:
     def rate(self, kind: str) -> float:
         """Peak operations a second of a type of product: data sheet, without sparsity."""
         rates, kind = self.card.rates, self.type(kind)
-        if kind == "int8":  # twice the rate of 16 bits since Turing (architecture whitepapers)
-            return 2 * self.rate("fp16")
+        if kind == "int8":
+            return VALUES["int8 products"] * self.rate("fp16")
         if not rates.get(kind):
             raise Missing(f"rate of {kind} products")
         return rates[kind]
@@ -208,10 +297,12 @@ class Kernels:
         for high, wide in TILES:
             tiles = batch * math.ceil(m / high) * math.ceil(n / wide)
             wave = 2 * high * wide * k * self.card.sms / rate
-            for split in (1, 2, 4, 8, 16):
-                if split > 1 and k / split < 256:
+            split = 1
+            while split <= VALUES["most splits of a product"]:
+                if split > 1 and k / split < VALUES["least depth of a split"]:
                     break
                 best = min(best, math.ceil(tiles * split / self.card.sms) * (wave / split + pause))
+                split *= 2
         return best
 
     def reached(self, kind: str) -> float:
@@ -221,20 +312,18 @@ class Kernels:
         """
         rates, peak = self.card.rates, self.rate(kind)
         if kind == "int8":
-            return 2 * self.reached("fp16")
+            return VALUES["int8 products"] * self.reached("fp16")
         kind = self.type(kind)
         like = kind if rates.get(f"{kind}_reached") or kind not in ("bf16", "tf32") else "fp16"
         measured = rates.get(f"{like}_reached")
         return peak * (measured / rates[like] if measured else VALUES["products"])
 
     def attention(self, flops, which, back, kind) -> float:
-        # Three passes of tf32 for one of fp32 (OpMultiplyAddFastF32 in mem_eff_attention).
-        split = kind == "fp32" and self.card.rates.get("tf32")
-        peak = self.rate("tf32") / 3 if split else self.rate(kind)
-        if which == "cudnn":
-            return flops / (peak * VALUES["attention by cuDNN"] * (0.9 if back else 1))
-        name, way = "attention" if which == "flash" else "efficient attention", ", backward" * back
-        rate = peak * VALUES[name + way]
+        peak = self.rate(kind)
+        if kind == "fp32" and self.card.rates.get("tf32"):
+            peak = self.rate("tf32") / VALUES["tf32 passes of fp32 attention"]
+        way = ", backward" if back else ""
+        rate = peak * VALUES[ATTENTION[which] + way]
         if which == "flash":  # with Ampere's instructions: on later cards their rate goes by clocks
             rate = min(rate, VALUES["attention by clock" + way] * self.clocks)
         return flops / rate
@@ -242,7 +331,8 @@ class Kernels:
     def seconds(self, op: Operation) -> tuple[str, float]:
         """The kind of limit, of `KINDS`, and the seconds on the card."""
         if op.kind == "bus":
-            bus = BUS.get(self.card.capability[0], max(BUS.values()))
+            newest = VALUES["bus, bytes a second, 12"]
+            bus = VALUES.get(f"bus, bytes a second, {self.card.capability[0]}", newest)
             return "copies", op.moved / bus / VALUES["bus"]
         bytes_only = op.moved / self.rates.get(op.kind, self.rates["stream"])
         kind, needed, turned = "memory traffic", 0.0, 0
@@ -253,7 +343,11 @@ class Kernels:
             turned = sum(sum(shape[6:]) for shape in op.work if self.tensor_cores(shape[4]))
         elif op.kind == "attention":
             kind, needed = "attention", self.attention(*op.work)
-        kernels = max(1, op.tensors // LISTED, len(op.work) if op.kind == "product" else 1)
+        kernels = max(
+            1,
+            op.tensors // VALUES["tensors of a list kernel"],
+            len(op.work) if op.kind == "product" else 1,
+        )
         needed = max(bytes_only, needed) + turned / self.rates["stream"]
         return kind, needed + kernels * VALUES["seconds of a kernel"]
 
@@ -263,6 +357,7 @@ def _run(rows: list[tuple], card: float, host: float) -> tuple[dict, list[float]
     of it; both factors stretch a side."""
     now = queue = 0.0  # the host's clock; when the card will have done what it was given
     latency = VALUES["seconds of a wait"]
+    start_up = latency * VALUES["start of an idle card"]
     spent: dict[tuple[str, str], float] = {}
     ends: list[float] = []
     for _ in range(2):  # the host runs ahead into the next step: the second one counts
@@ -275,7 +370,7 @@ def _run(rows: list[tuple], card: float, host: float) -> tuple[dict, list[float]
             if kind in ("", "wait"):  # nothing for the card
                 ends.append(queue - began)
                 continue
-            start = max(queue, now + latency / 2)
+            start = max(queue, now + start_up)
             key = phase, "host"
             spent[key] = spent.get(key, 0.0) + start - queue
             queue = start + seconds * card

@@ -1,7 +1,8 @@
 """What torch 2.0 and 2.1 (2023) did with memory otherwise than today, switched on.
 
-Each behaviour stands in that version's source, named beside it, and has no number to tune. Used by
-the tests and by the recorded comparisons with real cards, never by the helpers.
+Each behaviour stands in that version's source, named beside it, and has no number to tune. Which of
+them a run had follows from its version of torch (`of`), never from the set that it belongs to. Used
+by the tests and by the recorded comparisons with real cards, never by the helpers.
 """
 
 from collections.abc import Iterator
@@ -9,9 +10,14 @@ from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import torch
+from packaging.version import Version
 
 aten = torch.ops.aten
-BEHAVIOURS = ("flash attention by tokens", "a list of denominators")
+UNTIL = {  # the first version without it; the nightly builds before that version had it
+    "flash attention by tokens": Version("2.2.0"),
+    "a list of denominators": Version("2.1.0"),
+}
+BEHAVIOURS = tuple(UNTIL)
 _flash, _flash_backward = (
     aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_flash_attention_backward,
@@ -19,16 +25,25 @@ _flash, _flash_backward = (
 _addcdiv = torch._foreach_addcdiv_
 
 
+def of(torch_version: str) -> tuple[str, ...]:
+    """The behaviours that a version of torch had, such as "2.1.0" or "2.1.0.dev20230623"."""
+    return tuple(name for name, end in UNTIL.items() if Version(torch_version) < end)
+
+
 def _by_tokens(*tensors):
-    """Heads of each token side by side: copies, unless they lie so already."""
-    return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
+    """The tokens of all texts end to end. Of several texts that is a copy, unless they lie so
+    already; a single text is only seen otherwise, and its heads stay where they are."""
+    texts, heads = tensors[0].shape[:2]
+    ends = [x.transpose(1, 2).reshape(-1, heads, x.shape[-1]) for x in tensors]
+    return [x.view(texts, -1, heads, x.shape[-1]).transpose(1, 2) for x in ends]
 
 
 class _FlashByTokens(torch.autograd.Function):
-    """FlashAttention's first version wanted texts end to end, and so it gave its result; what is
-    kept for backward is what came in (`_scaled_dot_product_flash_attention_cuda` in
-    aten/src/ATen/native/transformers/cuda/attention.cu until torch 2.2). Today the result lies as
-    the queries do."""
+    """FlashAttention's first version wanted texts end to end, and its result lay as the queries
+    then did; what is kept for backward is what came in. Until torch 2.2 `query.transpose(1, 2)` was
+    reshaped to (tokens, heads, size) and the result made like it (`meta__scaled_dot_product_flash`
+    in torch/_meta_registrations.py of 2.1.0 says the same of
+    aten/src/ATen/native/transformers/cuda/attention.cu)."""
 
     @staticmethod
     def forward(ctx, q, k, v, dropout, causal, scale):
@@ -51,9 +66,12 @@ def _flash_by_tokens(q, k, v, dropout=0.0, causal=False, scale=None):
     return (_FlashByTokens.apply(q, k, v, dropout, causal, scale),)
 
 
+_flash_by_tokens.default = _flash.default  # fake tensors ask for it by this name (fake_utils.py)
+
+
 def _beside_the_roots(parameters, averages, roots, *rest):
     """`denom = torch._foreach_add(exp_avg_sq_sqrt, eps)`, where today eps is added in place
-    (`_multi_tensor_adam` in torch/optim/adam.py of torch 2.0, and still in June 2023)."""
+    (`_multi_tensor_adam` in torch/optim/adam.py of torch 2.0, not of 2.1.0)."""
     denominators = torch._foreach_add(roots, 1e-8)
     _addcdiv(parameters, averages, denominators, *rest)
 

@@ -6,11 +6,11 @@ operation after operation into a queue: the slower of the two sets the pace, and
 the run asks for a value (`.item()`). Compiled code and Triton kernels are not seen, nor are an
 optimizer's pages, which travel only where memory is short, and what stays in the L2 cache.
 
-The ranges were chosen on 70 judged rows of data/speeds.csv, so that nine of ten lie inside. Then
-136 others were predicted blind (data/blind_speeds.csv): four of five lay inside. What was missing
-for the rest, layouts of convolutions and FlashAttention on newer cards, has been put in since, and
-the ranges stayed: nine of ten lie inside again, but only four of five of the steps that wait for
-their host, whose speed has to be told.
+The ranges were chosen on 70 rows of data/speeds.csv, so that nine of ten lay inside. Then 136 others
+were predicted blind (data/blind_speeds.csv): INSIDEBLIND of them lay inside. Since then layouts of
+convolutions and FlashAttention on newer cards have been put in, and the ranges stayed: INSIDENOW of the
+judged rows lie in their ranges today, and INSIDEHOST of those that wait for their host, whose speed has
+to be told.
 """
 
 import math

@@ -85,7 +85,6 @@ GUIDE_2022 = {
     "8-bit Adam + fp16 + accumulation + checkpointing",
 }
 # Published parameter counts: encoders with a head of two labels, the image model with its 1,000.
-# PowerLM's is no published one: it was counted back from what an A100 held (set fms, peaks.csv).
 PARAMETERS = {
     "bert-base-uncased": 109_483_778,
     "bert-large-uncased": 335_143_938,
@@ -103,7 +102,6 @@ PARAMETERS = {
     "llama-3.2-3b": 3_212_749_824,
     "mistral-7b": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
-    "powerlm-3b": 3_512_017_152,
     "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
     "vit-large-patch16-224": 304_326_632,
@@ -467,7 +465,18 @@ def test_the_board_is_what_the_tool_makes_of_the_rows():
 
 
 def test_every_configuration_has_a_published_count():
-    assert {path.stem for path in (DATA / "configs").glob("*")} == set(PARAMETERS)
+    assert {path.stem for path in (DATA / "configs").glob("*")} == {*PARAMETERS, *COUNTED_BACK}
+
+
+# Nobody published PowerLM's count: it follows from what an A100 held between steps, which is why the
+# rows of these runs calibrate (set fms of measurements/peaks.csv) and no count is checked here.
+COUNTED_BACK = ("powerlm-3b",)
+
+
+def test_what_a_row_chose_does_not_judge():
+    peaks = read("measurements/peaks.csv")
+    rows = peaks[peaks["run"].str.startswith("PowerLM")]
+    assert len(rows) and not (rows["role"] == "judged").any()
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -377,7 +377,8 @@ def test_every_file_and_every_set_is_described():
         pytest.skip("no clone of the repository")
     assert undescribed((DATA / "README.md").read_text(), sets_of_rows(), files) == []
     known = set().union(*sets_of_rows().values())
-    derived = ("real_cards.csv", "speeds.csv", "blind_speeds.csv", "calculators.csv")
+    derived = ("real_cards.csv", "speeds.csv", "blind_peaks.csv", "blind_speeds.csv")
+    derived += ("calculators.csv",)
     for name in derived:  # rows of those tables
         assert set(read(name)["set"]) <= known, name
     other = [file for file in files if file.endswith(".csv") and "set" in read(file)]
@@ -402,9 +403,19 @@ def test_a_set_or_file_that_is_not_described_is_caught(table, name):
     ]
 
 
-@pytest.mark.parametrize("name", ["peaks.csv", "speeds.csv", "published.csv", "kernels.csv"])
+SOURCED = "peaks speeds published kernels out_of_memory".split()
+
+
+@pytest.mark.parametrize("name", SOURCED)
 def test_every_row_that_others_measured_names_its_source(name):
-    assert read(f"measurements/{name}")["source"].str.strip().ne("").all()
+    assert read(f"measurements/{name}.csv")["source"].str.strip().ne("").all()
+
+
+def test_each_blind_peak_is_a_row_of_the_real_cards():
+    keys = ["set", "run", "quantity"]
+    blind, rows = read("blind_peaks.csv"), read("real_cards.csv")
+    assert not blind.duplicated(keys).any() and blind.ne("").all(axis=None)
+    assert len(blind.merge(rows, on=keys)) == len(blind)
 
 
 def test_published_measurements():

@@ -54,7 +54,7 @@ def figure(fig, alt: str) -> None:
     (renderImage in its rendermime/src/renderers.ts), so the words also follow, folded.
     """
     buffer = io.BytesIO()
-    fig.savefig(buffer, format="png", dpi=110)
+    fig.savefig(buffer, format="png", dpi=110, pil_kwargs={"optimize": True})
     plt.close(fig)
     # Not Image(alt=...): Colab's IPython 7.34 does not know it.
     display(Image(buffer.getvalue()), metadata={"image/png": {"alt": alt}})

@@ -22,6 +22,7 @@ from transformers import (
 import gpu_kit
 import readme_picture
 import scoreboard
+import small_batches
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "data"
@@ -409,6 +410,15 @@ SOURCED = "peaks speeds published kernels out_of_memory".split()
 @pytest.mark.parametrize("name", SOURCED)
 def test_every_row_that_others_measured_names_its_source(name):
     assert read(f"measurements/{name}.csv")["source"].str.strip().ne("").all()
+
+
+def test_the_runs_with_small_batches_are_whole():
+    """Each number of passes has seen every learning rate of its own in every order, once."""
+    rows = read("measurements/small_batches.csv")
+    rates, orders = small_batches.RATES, small_batches.ORDERS
+    jobs = [(str(n), str(rate), str(k)) for n in rates for rate in rates[n] for k in orders]
+    found = rows[["passes", "learning_rate", "order"]].itertuples(index=False, name=None)
+    assert sorted(found) == sorted(jobs) and rows.ne("").all(axis=None)
 
 
 def test_each_blind_peak_is_a_row_of_the_real_cards():

@@ -14,6 +14,7 @@ to be told.
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -208,6 +209,7 @@ class Time:
     would take at the data sheet's rates. `fused_seconds` is a lower bound of what a compiler could
     reach with the same kernels: products, attention, copies and the update as they are, all other
     traffic and the host for nothing. `ends` is when the card is done with each operation of a pass.
+    `launches` and `moved` count, by phase, the operations that the card is given and their bytes.
     `note` says what is not timed or only assumed; without `step_seconds`, what is missing.
     """
 
@@ -221,6 +223,8 @@ class Time:
     model_flops: float = 0.0
     ideal_seconds: float = 0.0
     fused_seconds: float | None = None
+    launches: dict[str, int] = field(default_factory=dict)
+    moved: dict[str, int] = field(default_factory=dict)
     note: str = ""
     ends: list[float] = field(default_factory=list, repr=False)
 
@@ -435,6 +439,11 @@ def step_time(
             part[name] = part.get(name, 0.0) + n / (seconds or 1)
     shares = {kind: split[1].get(kind, 0.0) for kind in KINDS}
     times = [op.flops * again.get(phases[op.phase], 1) for op in operations]
+    launches, moved = Counter(), Counter()
+    for op in operations:
+        if op.kind not in ("view", "wait"):
+            launches[phases[op.phase]] += 1
+            moved[phases[op.phase]] += op.moved
     return Time(
         step_seconds=seconds,
         low=sum(total(CARD_RANGE[0], HOST_RANGE[0]).values()),
@@ -450,5 +459,7 @@ def step_time(
             for phase, kind, seconds, _ in rows
             if kind in ("matrix products", "attention", "copies") or phase == "optimizer step"
         ),
+        launches={name: round(n * again.get(name, 1)) for name, n in launches.items()},
+        moved={name: round(n * again.get(name, 1)) for name, n in moved.items()},
         ends=_run(rows, 1, 1)[1],
     )

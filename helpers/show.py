@@ -52,7 +52,7 @@ def figure(fig, alt: str) -> None:
     (renderImage in its rendermime/src/renderers.ts), so the words also follow, folded.
     """
     buffer = io.BytesIO()
-    fig.savefig(buffer, format="png", dpi=110)
+    fig.savefig(buffer, format="png", dpi=110, pil_kwargs={"optimize": True})
     plt.close(fig)
     # Not Image(alt=...): Colab's IPython 7.34 does not know it.
     display(Image(buffer.getvalue()), metadata={"image/png": {"alt": alt}})
@@ -86,10 +86,11 @@ def bars(
 
 
 def timeline(prediction, alt: str, title: str = "", top: float | None = None, time=False) -> None:
-    """Show one step of a prediction: bytes by category while operation follows operation.
+    """Show one step of a prediction: bytes by category after each birth or death of a tensor.
 
-    `top` bytes make the axis as high as that of another picture; `time` draws to the scale of the
-    predicted time instead, for a card whose rates are known.
+    One operation may make and free hundreds of tensors, so widths say nothing of time. `top` bytes
+    make the axis as high as that of another picture; `time` draws to the scale of the predicted
+    time instead, for a card whose rates are known. A dot marks the peak.
     """
     figure(drawn(prediction, title, top, time), alt)
 
@@ -103,14 +104,17 @@ def drawn(prediction, title: str = "", top: float | None = None, time=False) -> 
     at = 1000 * prediction.seconds if time else np.arange(len(data))
     look = {"colors": COLOURS.values(), "hatch": list(HATCHES.values()), "linewidth": 0}
     ax.stackplot(at, data.T, labels=CATEGORIES, edgecolor="white", **look)
-    top = data.sum(axis=1).max() if top is None else top / GIB
+    sums = data.sum(axis=1)
+    peak = int(sums.argmax())
+    ax.plot(at[peak], sums[peak], "o", color="black", markersize=4, clip_on=False)
+    top = sums[peak] if top is None else top / GIB
     for row, phase in prediction.phases:
-        x = at[max(row - 1, 0)]  # a phase begins where the operation before it ends
+        x = at[max(row - 1, 0)]  # a phase begins where what precedes it ends
         ax.axvline(x, color="black", linewidth=0.8)
         side = "right" if x > 0.8 * at[-1] else "left"  # the last label must not leave the axes
         ax.text(x, top * 1.03, f" {phase} ", fontsize=8, ha=side)
     ax.set(xlim=(0, at[-1]), ylim=(0, top * 1.12), ylabel="GiB allocated", title=title)
-    ordered = "one step, operation by operation (not to the scale of time)"
+    ordered = "one step: births and deaths of tensors, in order (not to the scale of time)"
     ax.set_xlabel(f"one step in ms, predicted for {prediction.device}" if time else ordered)
     fig.legend(ncols=len(CATEGORIES), loc="outside lower center")
     return fig

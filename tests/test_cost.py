@@ -116,6 +116,10 @@ def test_flops_of_a_step():
     assert set(found.phases) >= {"forward", "backward", "optimizer step"}
     assert sum(found.shares.values()) == pytest.approx(1) == sum(found.phases.values())
     assert found.low < found.step_seconds < found.high
+    # The layer reads input, weight and bias and writes the output, which the sum reads again; the
+    # sum is one number, and so is its gradient's start, which is made like it.
+    assert found.launches["forward"] == 3
+    assert found.moved["forward"] == 4 * (3 * 32 * 64 + 64 * 64 + 64 + 3)
     assert found.model_flops_utilisation == found.ideal_seconds / found.step_seconds
     assert found.ideal_seconds == pytest.approx(found.flops / 19.5e12)
 

@@ -22,6 +22,7 @@ from transformers import (
 import gpu_kit
 import readme_picture
 import scoreboard
+import small_batches
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "data"
@@ -375,7 +376,8 @@ def test_every_file_and_every_set_is_described():
         pytest.skip("no clone of the repository")
     assert undescribed((DATA / "README.md").read_text(), sets_of_rows(), files) == []
     known = set().union(*sets_of_rows().values())
-    derived = ("real_cards.csv", "speeds.csv", "blind_speeds.csv", "calculators.csv")
+    derived = ("real_cards.csv", "speeds.csv", "blind_peaks.csv", "blind_speeds.csv")
+    derived += ("calculators.csv",)
     for name in derived:  # rows of those tables
         assert set(read(name)["set"]) <= known, name
     other = [file for file in files if file.endswith(".csv") and "set" in read(file)]
@@ -400,9 +402,28 @@ def test_a_set_or_file_that_is_not_described_is_caught(table, name):
     ]
 
 
-@pytest.mark.parametrize("name", ["peaks.csv", "speeds.csv", "published.csv", "kernels.csv"])
+SOURCED = "peaks speeds published kernels out_of_memory".split()
+
+
+@pytest.mark.parametrize("name", SOURCED)
 def test_every_row_that_others_measured_names_its_source(name):
-    assert read(f"measurements/{name}")["source"].str.strip().ne("").all()
+    assert read(f"measurements/{name}.csv")["source"].str.strip().ne("").all()
+
+
+def test_the_runs_with_small_batches_are_whole():
+    """Each number of passes has seen every learning rate of its own in every order, once."""
+    rows = read("measurements/small_batches.csv")
+    rates, orders = small_batches.RATES, small_batches.ORDERS
+    jobs = [(str(n), str(rate), str(k)) for n in rates for rate in rates[n] for k in orders]
+    found = rows[["passes", "learning_rate", "order"]].itertuples(index=False, name=None)
+    assert sorted(found) == sorted(jobs) and rows.ne("").all(axis=None)
+
+
+def test_each_blind_peak_is_a_row_of_the_real_cards():
+    keys = ["set", "run", "quantity"]
+    blind, rows = read("blind_peaks.csv"), read("real_cards.csv")
+    assert not blind.duplicated(keys).any() and blind.ne("").all(axis=None)
+    assert len(blind.merge(rows, on=keys)) == len(blind)
 
 
 def test_published_measurements():

@@ -124,6 +124,8 @@ def test_a_timeline_draws_each_category_and_names_the_phases(shown):
     assert [area.get_label() for area in ax.collections] == list(CATEGORIES)
     assert [text.get_text().strip() for text in ax.texts] == [name for _, name in phases]
     assert ax.get_ylim()[1] > bytes_now.sum(axis=1).max() / GIB
+    assert ax.lines[0].get_marker() == "o" and ax.lines[0].get_xydata().tolist() == [[3, 85]]
+    assert "births and deaths of tensors" in ax.get_xlabel()  # which operations are not
 
 
 def test_a_timeline_can_be_drawn_to_the_scale_of_time(shown):
@@ -133,7 +135,7 @@ def test_a_timeline_can_be_drawn_to_the_scale_of_time(shown):
     show.timeline(step, "It lasts.", time=True)
     (ax,) = shown.figures[0].axes
     assert ax.get_xlim() == (0, 400)
-    assert [line.get_xdata()[0] for line in ax.lines] == [0, 100]
+    assert [line.get_xdata()[0] for line in ax.lines[1:]] == [0, 100]
     assert "predicted for A100" in ax.get_xlabel()
     step.step_seconds = None
     with pytest.raises(ValueError, match="name a card"):

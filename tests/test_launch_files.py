@@ -33,6 +33,7 @@ import json, os
 import torch
 from accelerate import state
 from accelerate.utils import DistributedType
+from torch.distributed.fsdp import FSDPModule
 import transformers.training_args
 
 def two_cards(self, *_, **__):
@@ -56,11 +57,18 @@ model.model.layers[0].mlp.gate_proj.register_forward_hook(hook)
 arguments = TrainingArguments(
     "out", per_device_train_batch_size=2, max_steps=8, learning_rate=1e-2, bf16=True,
     save_strategy="no", report_to="none", disable_tqdm=True, optim="adamw_torch",
-    dataloader_pin_memory=False,
+    dataloader_pin_memory=False, **json.loads(os.environ.get("MORE", "{}")),
 )
 trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
 first = {name: tokens[None] for name, tokens in rows[0].items()}
 seen["before"] = model(**first).loss.item()
+seen["kept_back"] = 0  # micro-batches whose gradients stay whole
+
+def send(self, now, *rest, **options):
+    seen["kept_back"] += not now
+    return sends(self, now, *rest, **options)
+
+sends, FSDPModule.set_requires_gradient_sync = FSDPModule.set_requires_gradient_sync, send
 trainer.train()
 pieces = [getattr(p, "ds_tensor", p) for p in trainer.model.parameters()]
 held = sum((p.to_local() if hasattr(p, "to_local") else p).numel() for p in pieces)
@@ -124,9 +132,9 @@ def loaded_loss(folder) -> float:
         return model(input_ids=tokens, labels=tokens).loss.item()
 
 
-def launched(folder, name) -> dict:
+def launched(folder, name, **more) -> dict:
     port = f"--main_process_port {free_port()}"
-    done, seen = run(folder, f"accelerate launch {port} --config_file {name} train.py")
+    done, seen = run(folder, f"accelerate launch {port} --config_file {name} train.py", **more)
     assert done.returncode == 0 and seen, done.stderr[-2000:]
     return seen
 
@@ -139,7 +147,8 @@ def trained_and_saved(folder, seen) -> None:
 
 # ------------------------------------------------------------------------- files that launch a run
 def test_fsdp2_cuts_trains_in_16_bits_and_saves_a_model(folder):
-    seen = launched(folder, "fsdp2.yaml")
+    seen = launched(folder, "fsdp2.yaml", MORE='{"gradient_accumulation_steps": 2}')
+    assert seen["kept_back"] > 0  # in `no_sync()`
     assert (seen["kind"], seen["dtype"]) == ("FSDPLlamaForCausalLM", "torch.bfloat16")
     assert 0.5 <= seen["share"] < 0.52
     trained_and_saved(folder, seen)
@@ -167,9 +176,12 @@ def test_the_job_of_a_cluster_trains_the_same_method(folder):
     job = folder / "job.sh"
     job.write_text(job.read_text().replace("29500", str(free_port())))
     slurm = {"SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "1", "SLURM_JOB_NODELIST": "one,other"}
+    sent = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}  # as the lesson has it
+    slurm["MORE"] = json.dumps({"gradient_accumulation_steps": 2, "accelerator_config": sent})
     done, seen = run(folder, "bash job.sh", **slurm)
     assert done.returncode == 0 and seen, done.stderr[-2000:]
     assert seen["kind"] == "FSDPLlamaForCausalLM" and 0.5 <= seen["share"] < 0.52
+    assert seen["kept_back"] == 0
     trained_and_saved(folder, seen)
 
 

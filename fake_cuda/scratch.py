@@ -52,8 +52,8 @@ def _flash_backward(card, grad, q, k, v, *_) -> list[int]:
 def _varlen_backward(card, grad, q, k, v, out, lse, borders, *_) -> list[int]:
     """As `_flash_backward` for texts end to end, [tokens, heads, width]: between two of them lie
     128 rows more, so that no block of one writes into the next (mha_varlen_bwd in
-    flash_attn/flash_api.cpp); the gradient is laid out anew, if it is not (_flash_attention_backward
-    in transformers/cuda/attention_backward.cu)."""
+    flash_attn/flash_api.cpp). The gradient is laid out anew first (_flash_attention_backward in
+    transformers/cuda/attention_backward.cu)."""
     tokens, heads, width = q.shape
     rows = heads * (tokens + 128 * (borders.numel() - 1))
     sizes = [] if grad.is_contiguous() else [grad.numel() * grad.element_size()]

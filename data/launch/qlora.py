@@ -16,12 +16,13 @@ CUDA = torch.cuda.is_available()
 OLD = CUDA and torch.cuda.get_device_capability() < (8, 0)  # a T4: no bf16, no flash attention
 if OLD:  # before torch 2.14 its other kernel does not read grouped heads: repeat them (lesson 11)
     sdpa_attention.use_gqa_in_sdpa = lambda *_: False
+PLACE, HALF = "cuda" if CUDA else "cpu", torch.float16 if OLD else torch.bfloat16
 
 
-def in_4_bits(name, place="cuda" if CUDA else "cpu", dtype=torch.float16 if OLD else torch.bfloat16):
+def in_4_bits(name, place=PLACE):
     rounded = {"load_in_4bit": True, "bnb_4bit_use_double_quant": True}
-    rounded |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
-    options = {"dtype": dtype, "device_map": {"": place}}
+    rounded |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": HALF}
+    options = {"dtype": HALF, "device_map": {"": place}}
     options["quantization_config"] = BitsAndBytesConfig(**rounded)
     return AutoModelForCausalLM.from_pretrained(name, **options)
 

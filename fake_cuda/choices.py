@@ -91,6 +91,8 @@ def _attention(capability: tuple[int, int], trace: Trace) -> Callable:
         old = not (flash or trace.fp16) and q.dtype == torch.bfloat16
         plain = grouped or old or q.dim() != 4 or q.dtype == torch.float64
         if not by_cudnn and (plain or not asked.mem_efficient_sdp_enabled()):
+            if not asked.math_sdp_enabled():  # select_sdp_backend in sdp_utils.cpp
+                raise RuntimeError("No available kernel. Aborting execution.")
             kernel = aten._scaled_dot_product_attention_math
             options = {"scale": scale, "enable_gqa": enable_gqa}
             return kernel(q, k, v, attn_mask, dropout_p, is_causal, **options)[0]

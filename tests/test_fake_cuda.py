@@ -332,6 +332,8 @@ def test_the_kernel_that_a_caller_chooses():
     math, flash = SDPBackend.MATH, SDPBackend.FLASH_ATTENTION
     plain, fused = (simulate(partial(attention, kernel)).peak_allocated for kernel in (math, flash))
     assert plain > fused + 2 * 8 * 512 * 512 * 2
+    with pytest.raises(RuntimeError, match="No available kernel"):  # before Hopper
+        simulate(partial(attention, SDPBackend.CUDNN_ATTENTION))
 
 
 def test_attention_by_the_names_of_its_arguments():

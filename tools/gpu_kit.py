@@ -297,7 +297,8 @@ def run_jobs(section: str, record: Record, on_cpu: bool, options: argparse.Names
         if shown.startswith("failed") and not on_cpu and not answers():
             raise SystemExit("The card no longer answers this process: start again to go on.")
     else:
-        print(f"{section}: complete", flush=True)
+        if options.limit is None:
+            print(f"{section}: complete", flush=True)
 
 
 def answers() -> bool:

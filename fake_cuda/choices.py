@@ -1,5 +1,6 @@
 """What CUDA does otherwise than a CPU, and what fake tensors cannot do, put in by hand."""
 
+import copy
 import math
 import os
 import sys
@@ -14,6 +15,7 @@ from accelerate.state import AcceleratorState
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import masking_utils, trainer
@@ -89,6 +91,8 @@ def _attention(capability: tuple[int, int], trace: Trace) -> Callable:
         old = not (flash or trace.fp16) and q.dtype == torch.bfloat16
         plain = grouped or old or q.dim() != 4 or q.dtype == torch.float64
         if not by_cudnn and (plain or not asked.mem_efficient_sdp_enabled()):
+            if not asked.math_sdp_enabled():  # select_sdp_backend in sdp_utils.cpp
+                raise RuntimeError("No available kernel. Aborting execution.")
             kernel = aten._scaled_dot_product_attention_math
             options = {"scale": scale, "enable_gqa": enable_gqa}
             return kernel(q, k, v, attn_mask, dropout_p, is_causal, **options)[0]
@@ -331,12 +335,32 @@ def _bitsandbytes(put: Callable, cuda: bool) -> None:
 
 
 def _deepcopy(tensor, memo: dict):
-    """Of a parameter, as torch's own: without its gradient, which a fake one would keep."""
-    if not isinstance(tensor, torch.nn.Parameter):
-        return torch.Tensor.__deepcopy__(tensor, memo)
-    if id(tensor) not in memo:
-        memo[id(tensor)] = torch.nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
-    return memo[id(tensor)]
+    """As torch's own, which trips over a fake tensor's known values (`Tensor.__deepcopy__`).
+
+    A parameter is copied without its gradient, which a fake one would keep. Anything else is copied
+    as its storage lies, once for all its views, and what is known of its values is copied, too.
+    """
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if isinstance(tensor, torch.nn.Parameter):
+        new = torch.nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
+    elif not tensor.is_leaf or tensor.layout is not torch.strided:
+        return torch.Tensor.__deepcopy__(tensor, memo)  # refuses the first, clones the second
+    else:
+        new = _copied(tensor.detach(), memo).requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = new
+    return new
+
+
+def _copied(tensor, memo: dict):
+    storage, size = tensor.untyped_storage(), tensor.element_size()
+    place = ("storage", storage._cdata, tensor.dtype)
+    if place not in memo:
+        memo[place] = tensor.as_strided((storage.nbytes() // size,), (1,), 0).clone()
+    new = memo[place].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    with _disable_current_modes():  # the values are real
+        new._known = copy.deepcopy(known(tensor), memo)
+    return new
 
 
 def _number(tensor):

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch.nn.attention import varlen  # noqa: F401  its operations are registered
 
 from .allocator import MiB
 from .cost import Card
@@ -45,6 +46,20 @@ def _flash_backward(card, grad, q, k, v, *_) -> list[int]:
     sizes = [*_copy(grad), 4 * rows, 4 * rows * _up(width, 32 if width <= 128 else 64)]
     if k.shape[1] != heads:
         sizes += 2 * [batch * heads * k.shape[2] * width * q.element_size()]
+    return sizes
+
+
+def _varlen_backward(card, grad, q, k, v, out, lse, borders, *_) -> list[int]:
+    """As `_flash_backward` for texts end to end, [tokens, heads, width]: between two of them lie
+    128 rows more, so that no block of one writes into the next (mha_varlen_bwd in
+    flash_attn/flash_api.cpp). The gradient is laid out anew first (_flash_attention_backward in
+    transformers/cuda/attention_backward.cu)."""
+    tokens, heads, width = q.shape
+    rows = heads * (tokens + 128 * (borders.numel() - 1))
+    sizes = [] if grad.is_contiguous() else [grad.numel() * grad.element_size()]
+    sizes += [4 * rows, 4 * rows * _up(width, 32 if width <= 128 else 64)]
+    if k.shape[1] != heads:
+        sizes += 2 * [k.shape[0] * heads * width * q.element_size()]
     return sizes
 
 
@@ -133,6 +148,7 @@ KERNELS = {
     aten.addmm.default: _added_to,
     aten.baddbmm.default: _added_to,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    torch.ops.torch_attn._varlen_attn_backward.default: _varlen_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten._softmax_backward_data.default: _softmax_backward,
     aten.native_group_norm_backward.default: _group_norm_backward,

@@ -44,7 +44,8 @@ class Simulation:
     `peak_allocated` is all tensors at the worst moment, `by_category` splits that moment, and
     `peak_by_category` holds each category's own maximum. `peak_reserved` is what the caching
     allocator takes for them; None for a CPU, which has none. `time` is the last step's, where a
-    card was given, and `seconds` goes with the rows of the timeline.
+    card was given, and `seconds` goes with the rows of the timeline. `convolves` says whether a
+    convolution was run.
     """
 
     peak_allocated: int
@@ -58,6 +59,7 @@ class Simulation:
     timeline: np.ndarray | None = field(default=None, repr=False)
     phases: list[tuple[int, str]] = field(default_factory=list, repr=False)
     time: cost.Time | None = None
+    convolves: bool = False
     seconds: np.ndarray | None = field(default=None, repr=False)  # when the card is there
 
     step_seconds = property(lambda self: self.time and self.time.step_seconds)
@@ -113,6 +115,7 @@ def simulate(
             raise
         raise ValueError(f"{NO_VALUES} (with a guess in its place: {error})") from error
     found, places = _replay(events, kinds, trace.size, trace.cuda)
+    found.convolves = trace.convolves
     if card:
         if trace.fp16:  # for which bf16 stood
             rates = card.rates | {"bf16": card.rates.get("fp16", 0)}

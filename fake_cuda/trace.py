@@ -71,6 +71,7 @@ class Trace(TorchDispatchMode):
         self.autocasts: list[bool] = []  # those around this moment, and whether they are on
         self.fp16 = False  # whether bf16 stands for it
         self.guessed = False  # whether the run asked for a value that nobody knows
+        self.convolves = False  # whether a convolution was run
         self.on_host = False  # whether what is made now is of no concern to the card
         self.ids: dict[int, int] = {}  # a storage's address -> its number
         self.size: list[int] = []
@@ -156,6 +157,7 @@ class Trace(TorchDispatchMode):
             self.phase("backward")
             if not torch.is_grad_enabled():
                 func = self.in_place(func, args) or func
+        self.convolves |= func is aten.convolution.default
         if func in MASKED:
             args = args[0], [n for index in args[1] for n in self.numbers(index)], *args[2:]
         true = compute(func, args, kwargs) if CHOICES & set(func.tags) else None

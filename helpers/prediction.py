@@ -22,6 +22,9 @@ from .workloads import Workload, check_settings
 # Half a GiB stands in for a CUDA context that nobody measured: the low end of the 0.5 to 2 GiB in
 # Bekman, Machine Learning Engineering, "Anatomy of model's memory usage".
 CONTEXT = 2**29
+# oneDNN lays inputs, weights and results out anew for its kernels (its developer guide, "Memory
+# Format Propagation"), and other kernels unfold their input (aten/src/ATen/native/im2col.h).
+CONVOLUTIONS = "A CPU's convolutions take scratch of their own, which is not counted."
 
 
 @dataclass(kw_only=True)
@@ -163,6 +166,7 @@ def predict(
     known = card and cost.Card.of(card.name, card.capability, card.facts, tf32)
     found = simulate(run, None, card=known, host=host, repeat=times / min(2, times))
     notes = note, getattr(workload, "note", ""), found.time and found.time.note
+    notes += (not card and found.convolves and CONVOLUTIONS,)
     return Prediction(
         name=name or about["workload"],
         device=card.name if card else "cpu",

@@ -246,6 +246,8 @@ def attention(
     efficient = asked.mem_efficient_sdp_enabled() and not grouped
     efficient = efficient and (flash or q.dtype != torch.bfloat16)
     if q.dim() != 4 or q.dtype == torch.float64 or not (by_flash or efficient):
+        if not asked.math_sdp_enabled():
+            raise RuntimeError("No available kernel. Aborting execution.")
         options = {"scale": scale, "enable_gqa": enable_gqa}
         plain = aten._scaled_dot_product_attention_math
         if is_causal:  # its own mask would be made beside the card

@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
 import fake_cuda
 from fake_cuda import Allocator, MiB, simulate
+from fake_cuda.values import known
 from helpers import predict
 
 PACKAGE = Path(fake_cuda.__file__).parent
@@ -196,6 +198,131 @@ def test_a_copy_has_no_gradients():
     simulate(averaged)
 
 
+KNOWN_BUFFERS = {
+    "arange": lambda: torch.arange(1024),
+    "positions": lambda: torch.arange(1024).expand((1, -1)),  # as BERT's
+    "ones": lambda: torch.ones(1024),
+    "counts": lambda: torch.zeros(1024, dtype=torch.long),
+    "listed": lambda: torch.tensor([8.0, 16.0, 32.0]),
+    "repeated": lambda: torch.ones(8).expand(1024, -1),  # its storage is copied, not its view
+    "random": lambda: torch.rand(1024),
+}
+
+
+class Buffered(torch.nn.Module):
+    def __init__(self, buffer):
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 16)
+        self.register_buffer("values", buffer())
+
+
+@pytest.mark.parametrize("name", KNOWN_BUFFERS)
+def test_a_copied_buffer_is_counted_and_independent(name):
+    def run(copies):
+        def copied():
+            model = Buffered(KNOWN_BUFFERS[name])
+            model.layer(torch.ones(2, 16)).sum().backward()
+            kept = [copy.deepcopy(model) for _ in range(copies)]
+            for other in kept:
+                assert other.values.stride() == model.values.stride()
+                if name != "random":
+                    assert known(other.values).equal(known(model.values))
+            if copies and name in ("arange", "ones", "counts", "listed"):
+                before = model.values.clone()
+                kept[0].values.add_(1)
+                assert known(model.values).equal(known(before))
+                assert known(kept[0].values).equal(known(before + 1))
+            del kept
+
+        return simulate(copied).peak_allocated
+
+    size = Buffered(KNOWN_BUFFERS[name]).values.untyped_storage().nbytes()
+    weights = 16 * 16 * 4 + 512  # a bias takes a block of 512 bytes
+    assert run(3) - run(1) == 2 * (weights + -(-size // 512) * 512)
+
+
+def test_views_of_one_buffer_stay_views_of_one_copy():
+    def views():
+        base = torch.arange(1024)
+        one, two = copy.deepcopy([base, base[:512]])
+        one.add_(1)
+        assert known(two).tolist() == [*range(1, 513)]
+        assert known(base).tolist() == [*range(1024)]
+        with pytest.raises(RuntimeError, match="graph leaves"):
+            copy.deepcopy(torch.ones(2, requires_grad=True) * 2)
+
+    simulate(views)
+
+
+def bert():
+    config = BertConfig(
+        vocab_size=64,
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    return BertModel(config), lambda model: model(torch.ones(2, 8, dtype=torch.long))[0]
+
+
+def convolutional():
+    layers = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.SiLU()
+    model = torch.nn.Sequential(*layers)
+    model.register_buffer("stride", torch.tensor([8.0, 16.0, 32.0]))
+    return model, lambda model: model(torch.ones(2, 3, 16, 16))
+
+
+def averaged(model):  # ultralytics' ModelEMA: a copy, and its update by the state's names
+    average = copy.deepcopy(model).eval()
+    for parameter in average.parameters():
+        parameter.requires_grad_(False)
+
+    def update():
+        now = model.state_dict()
+        for name, value in average.state_dict().items():
+            if value.dtype.is_floating_point:
+                value *= 0.999
+                value += 0.001 * now[name].detach()
+
+    return average, update
+
+
+def swa(model):  # torch's own
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999), use_buffers=True)
+    return average, lambda: average.update_parameters(model)
+
+
+def nothing(model):
+    return model, lambda: None
+
+
+@pytest.mark.parametrize("make", [bert, convolutional])
+@pytest.mark.parametrize("keep", [averaged, swa])
+def test_an_average_of_the_weights_is_counted(make, keep):
+    def training(keep):
+        def run():
+            model, forward = make()
+            model.train()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            average, update = keep(model)
+            for _ in range(2):
+                forward(model).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                update()
+            forward(average)
+
+        return run
+
+    model, _ = make()
+    state = [*model.parameters(), *model.buffers()]
+    blocks = sum(-(-t.untyped_storage().nbytes() // 512) * 512 for t in state)
+    with_it, without = simulate(training(keep)), simulate(training(nothing))
+    extra = with_it.peak_allocated - without.peak_allocated
+    assert 0.9 * blocks <= extra <= 1.5 * blocks
+
+
 def test_the_kernel_that_a_caller_chooses():
     def attention(*kernels):
         q = torch.ones(2, 8, 512, 64, dtype=torch.bfloat16, requires_grad=True)
@@ -205,6 +332,8 @@ def test_the_kernel_that_a_caller_chooses():
     math, flash = SDPBackend.MATH, SDPBackend.FLASH_ATTENTION
     plain, fused = (simulate(partial(attention, kernel)).peak_allocated for kernel in (math, flash))
     assert plain > fused + 2 * 8 * 512 * 512 * 2
+    with pytest.raises(RuntimeError, match="No available kernel"):  # before Hopper
+        simulate(partial(attention, SDPBackend.CUDNN_ATTENTION))
 
 
 def test_attention_by_the_names_of_its_arguments():

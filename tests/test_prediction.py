@@ -898,3 +898,16 @@ def test_bert_large_is_predicted_in_little_memory():
     assert 335_143_938 <= math.floor(gradients / 4) <= 335_143_938 * 1.001
     assert fits and used < 15 * 1024 * MiB
     assert peak < 2**30
+
+
+def test_convolutions_on_a_cpu_are_said_to_be_uncounted():
+    def convolve():
+        torch.nn.Conv1d(4, 4, 3)(torch.ones(1, 4, 8)).sum().backward()
+
+    def multiply():
+        torch.nn.Linear(4, 4)(torch.ones(1, 4)).sum().backward()
+
+    assert "convolutions take scratch" in predict(convolve, gpu="cpu").note
+    assert "convolutions" in str(predict(convolve, gpu="cpu"))
+    assert "convolutions" not in predict(convolve, gpu="T4").note
+    assert not predict(multiply, gpu="cpu").note

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention.varlen import varlen_attn
 
 from fake_cuda import MiB, logs, simulate
 from fake_cuda.cost import Card
@@ -177,6 +178,29 @@ def test_kernels_own_memory():
     x = torch.empty(8192, 4096, device="meta")
     found = [scratch(total, (x, [0]), card)[0] for card in (A100, H100)]
     assert found == [2 * 54 * MiB, 2 * 66 * MiB]
+
+
+def test_texts_end_to_end_keep_128_rows_between_them():
+    """The formulas of mha_varlen_bwd (aten/.../transformers/cuda/flash_attn/flash_api.cpp)."""
+    own = torch.ops.torch_attn._varlen_attn_backward.default
+    q = torch.empty(1000, 8, 96, dtype=torch.bfloat16, device="meta")
+    k, borders = q[:, :2], torch.empty(4, dtype=torch.int32, device="meta")  # three texts
+    sums = 4 * 8 * (1000 + 3 * 128)
+    assert scratch(own, (q, q, q, q, q, None, borders), A100) == [sums, sums * 96]
+    expanded = 2 * [2 * 1000 * 8 * 96]  # grouped heads: gradients of all keys and values
+    assert scratch(own, (q, q, k, k, q, None, borders), A100) == [sums, sums * 96, *expanded]
+    spread = torch.empty(1, dtype=q.dtype, device="meta").expand(q.shape)  # the gradient of a sum
+    found = scratch(own, (spread, q, q, q, q, None, borders), A100)
+    assert found == [2 * 1000 * 8 * 96, sums, sums * 96]
+
+    def layer():
+        options = {"dtype": torch.bfloat16, "requires_grad": True}
+        q, k, v = (torch.randn(1000, 8, 96, **options) for _ in range(3))
+        ends = torch.tensor([0, 300, 512, 1000], dtype=torch.int32)
+        varlen_attn(q, k, v, ends, ends, 488, 488, window_size=(-1, 0)).sum().backward()
+
+    sizes = [size for _, size in simulate(layer).log]
+    assert sums in sizes and sums * 96 in sizes
 
 
 def test_a_transform_of_two_dimensions_takes_a_work_area():

@@ -296,6 +296,9 @@ def run_jobs(section: str, record: Record, on_cpu: bool, options: argparse.Names
         print(f"{section}: {job.run}: {shown}", flush=True)
         if shown.startswith("failed") and not on_cpu and not answers():
             raise SystemExit("The card no longer answers this process: start again to go on.")
+    else:
+        if options.limit is None:
+            print(f"{section}: complete", flush=True)
 
 
 def answers() -> bool:

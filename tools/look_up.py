@@ -14,6 +14,11 @@ import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "look_up.md"
+LINKS = (
+    "What each technique saves on the card, what it costs, and when it pays. The link leads to the "
+    "cell that shows it, predicted or measured (in JupyterLab and on the site; on GitHub to the "
+    "lesson's beginning)."
+)
 
 
 def words() -> list[str]:
@@ -35,7 +40,7 @@ def techniques() -> list[str]:
 
 def page() -> str:
     parts = ["# Look it up", "", "## Techniques", ""]
-    parts += ["The link leads to the cell that shows it.", "", *techniques(), "", "## Words", ""]
+    parts += [LINKS, "", *techniques(), "", "## Words", ""]
     parts += [re.sub(r"\]\((?=\d\d_)", "](../notebooks/", line) for line in words()]
     return "\n".join([*parts, ""])
 

@@ -3,6 +3,9 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --time=04:00:00
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --rdzv-id "$SLURM_JOB_ID" \
-    --rdzv-backend c10d --rdzv-endpoint "$head:29500" train.py
+export HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# In single quotes, so that each node puts in its own number.
+srun bash -c 'accelerate launch --config_file fsdp2.yaml \
+    --num_machines "$SLURM_NNODES" --machine_rank "$SLURM_NODEID" \
+    --num_processes $((SLURM_NNODES * SLURM_GPUS_ON_NODE)) \
+    --main_process_ip "$HEAD" --main_process_port 29500 train.py'

@@ -9,15 +9,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 
-def ddp(model, optimizer=AdamW, **options):
+def ddp(model, **options):
+    model = DistributedDataParallel(model, **options)
+    return model, AdamW(model.parameters(), lr=1e-3)
+
+
+def zero1(model):
     model = DistributedDataParallel(model)
-    return model, optimizer(model.parameters(), lr=1e-3, **options)
+    return model, ZeroRedundancyOptimizer(model.parameters(), AdamW, lr=1e-3)
 
 
-def fsdp(model, free=True):
+def fsdp(model, **options):
     for layer in model.model.layers:  # gathered and freed one at a time
-        fully_shard(layer, reshard_after_forward=free)
-    fully_shard(model, reshard_after_forward=free)  # what is left
+        fully_shard(layer, **options)
+    fully_shard(model, **options)  # what is left: by default it stays whole until backward ends
     return model, AdamW(model.parameters(), lr=1e-3)
 
 
@@ -28,8 +33,8 @@ def accelerate(model):
 
 METHODS = {
     "DDP": ddp,
-    "ZeRO-1": partial(ddp, optimizer=ZeroRedundancyOptimizer, optimizer_class=AdamW),
-    "FSDP2, weights kept": partial(fsdp, free=False),
+    "ZeRO-1": zero1,
+    "FSDP2, weights kept": partial(fsdp, reshard_after_forward=False),
     "FSDP2": fsdp,
     "FSDP2 by Accelerate": accelerate,
 }

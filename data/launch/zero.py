@@ -7,7 +7,7 @@ from itertools import islice
 import deepspeed
 import torch.distributed as dist
 from deepspeed.ops import __compatible_ops__
-from meters import size
+from meters import Collectives, size
 
 from helpers import language_modelling
 
@@ -21,17 +21,19 @@ silent = {key: value for key, value in configs["ZeRO-2"].items() if key != "grad
 configs["ZeRO-2, clipping not set"] = silent
 for name, config in configs.items():
     engine, zero, *_ = deepspeed.initialize(model=tiny.model(), config=config)
-    losses = []
+    losses, handed = [], Collectives()
     for batch in islice(tiny.dataloader(8), 6):
-        loss = engine(**{key: rows[rank::2] for key, rows in batch.items()}).loss
-        engine.backward(loss)
-        engine.step()
+        with handed:
+            loss = engine(**{key: rows[rank::2] for key, rows in batch.items()}).loss
+            engine.backward(loss)
+            engine.step()
         dist.all_reduce(mean := loss.detach() / 2)
         losses.append(mean.item())
     held = [getattr(p, "ds_tensor", p) for p in engine.parameters()]  # stage 3 keeps pieces
     states = [t for kept in zero.optimizer.state.values() for t in kept.values()]
     sizes = {"parameters": size(held), "optimizer states": size(states)}
-    seen[name] = {"sizes": sizes, "losses": losses}
+    handed = {key: size / len(losses) for key, size in handed.items()}  # in a step
+    seen[name] = {"sizes": sizes, "losses": losses, "handed": handed}
 with open(f"{sys.argv[1]}.{rank}.json", "w") as file:
     json.dump(seen, file)
 dist.destroy_process_group()

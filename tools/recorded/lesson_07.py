@@ -3,7 +3,8 @@
 import itertools
 from collections.abc import Iterator
 
-from torch.optim import AdamW
+import torch
+from torch.optim import AdamW, Muon
 
 from helpers import language_modelling, predict, text_classification
 
@@ -44,12 +45,33 @@ def one_by_one(model, args):
     return AdamW(model.parameters(), lr=args.learning_rate, foreach=False)
 
 
+class MuonAdamW(torch.optim.Optimizer):
+    """Muon for the layers' matrices, AdamW for all other weights: the lesson's class."""
+
+    def __init__(self, model, lr, weight_decay=0.0):
+        matrices, others = [], []
+        for name, weight in model.named_parameters():
+            (matrices if weight.ndim == 2 and ".layer" in name else others).append(weight)
+        muon = Muon(matrices, lr, weight_decay, adjust_lr_fn="match_rms_adamw")
+        self.parts = muon, AdamW(others, lr, weight_decay=0.0, fused=True)
+        super().__init__([part.param_groups[0] for part in self.parts], {})
+
+    def step(self, closure=None):
+        for part in self.parts:
+            part.step()
+
+
+def muon(model, args):
+    return MuonAdamW(model, args.learning_rate)
+
+
 UPDATES = {
     "for-loop": {"optimizer": one_by_one},
     "foreach": {"optim": "adamw_torch"},
     "fused": {"optim": "adamw_torch_fused"},
     "8-bit": {"optim": "adamw_bnb_8bit"},
     "Adafactor": {"optim": "adafactor"},
+    "Muon": {"optimizer": muon},
 }
 
 

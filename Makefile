@@ -87,6 +87,7 @@ colab:
 outputs: $(ENVIRONMENT)
 	$(if $(LESSONS),,$(PYTHON) tools/record_predictions.py)
 	$(if $(LESSONS),,$(PYTHON) tools/readme_picture.py)
+	$(PYTHON) tools/trust.py
 	$(PYTHON) tools/scoreboard.py
 	$(PYTHON) tools/refresh_outputs.py --lessons "$(LESSONS)"
 	$(PYTHON) tools/look_up.py

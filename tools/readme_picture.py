@@ -1,9 +1,9 @@
-"""Draw the README's picture from recorded rows: predictions held against real cards.
+"""Draw the README's pictures: one predicted step, and predictions held against real cards.
 
     python tools/readme_picture.py
 
-`make outputs` draws it; the file says from which numbers, and a test compares them with today's
-rows.
+`make outputs` draws them; the second file says from which recorded rows, and a test compares them
+with today's.
 """
 
 import json
@@ -17,9 +17,23 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from helpers import report, show  # noqa: E402  (after the path is set; it also sets the course's style)
+# After the path is set; helpers also sets the course's style.
+from helpers import predict, report, show, text_classification  # noqa: E402
 
-PICTURE = ROOT / "data" / "real_cards.png"
+PICTURE, STEP = ROOT / "data" / "real_cards.png", ROOT / "data" / "step.png"
+NAMES = {  # of sources, by how their sets begin
+    "guide": "guide of 2022",
+    "peft": "PEFT's comparison",
+    "fms": "fms-hf-tuning",
+    "course": "CS336, students' runs",
+    "litgpt": "LitGPT",
+    "llms": "LLMs from scratch",
+    "vit": "ViT-L, 2023",
+    "bert": "BERT-large, RTX 3090",
+    "liger": "Liger, single kernels",
+    "torchtune": "torchtune",
+    "torchao": "torchao",
+}
 MARKERS = "osD^vP*X<>h"
 PALETTE = [*show.LINES.by_key()["color"], *"#6A4C93 #000000 #7A4B00 #B0006D #00606B".split()]
 
@@ -36,7 +50,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         colour, marker = PALETTE[k % len(PALETTE)], MARKERS[k % len(MARKERS)]
         look = {"mfc": (colour, 0.6), "mec": colour, "marker": marker}
         x, y = group["measured"] / 2**30, 100 * group["error"]
-        ax.plot(x, y, ls="", ms=5, label=f"{name} ({len(group)})", **look)
+        ax.plot(x, y, ls="", ms=5, label=f"{NAMES.get(name, name)} ({len(group)})", **look)
     for y, line in {1: ":", -1: ":", 5: "--", -5: "--"}.items():
         ax.axhline(y, color="#666666", linestyle=line, linewidth=0.8)
     ax.axhline(0, color="black", linewidth=0.8, linestyle="-")
@@ -48,10 +62,18 @@ def draw(rows: pd.DataFrame) -> Figure:
     ax.set_ylim(-1.3 * worst, 1.3 * worst)
     ax.xaxis.set_major_formatter("{x:g}")
     ax.minorticks_off()
-    fig.legend(ncols=4, loc="outside lower center")
+    fig.legend(ncols=3, loc="outside lower center")
     return fig
 
 
+def draw_step() -> Figure:
+    """One step of the course's classic run, to the scale of its predicted time."""
+    classic = text_classification("large")
+    step = predict(classic, gpu="T4", per_device_train_batch_size=4)
+    return show.drawn(step, f"{classic.title}, batch 4, float32: one step on a T4", time=True)
+
+
 if __name__ == "__main__":
+    draw_step().savefig(STEP, dpi=160)
     told = {"Description": json.dumps(numbers())}
     draw(report.judged()).savefig(PICTURE, dpi=160, metadata=told)

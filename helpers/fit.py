@@ -477,7 +477,7 @@ class Fit:
         lines = [
             f"{s.workload.title}, effective batch {s.batch}, on {s.card.facts['asked']}: "
             f"{gib(s.card.memory)}, of which the recipes leave room for a context",
-            f"and for {s.margin:.1%} more than predicted: 19 of 20 blind predictions needed no more.",
+            f"and for {s.margin:.1%} more than predicted: 19 of 20 blind runs needed no more.",
         ]
         if not self.timed:
             lines += [

@@ -306,9 +306,8 @@ def by_hand(found, name, batch) -> dict:
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in found.settings(name, 1)):
         logits = model(**inputs).logits.float()
-    logits, labels = (logits[:, :-1], batch["labels"][:, 1:]) if logits.dim() == 3 else (
-        logits,
-        batch["labels"],
+    logits, labels = (
+        (logits[:, :-1], batch["labels"][:, 1:]) if logits.dim() == 3 else (logits, batch["labels"])
     )
     torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten()).backward()
     return {n: p.grad.float() for n, p in model.named_parameters() if p.grad is not None}
@@ -343,7 +342,9 @@ def check_method(model, trainer, name):
         assert all(f"{part}_proj" in str(adapters) for part in "qkvo") or "query" in str(adapters)
     small = {n: m for n, m in layers.items() if type(m).__name__ == "Linear4bit"}
     assert bool(small) == ("QLoRA" in name)
-    assert all(m.weight.quant_type == "nf4" and m.weight.dtype == torch.uint8 for m in small.values())
+    assert all(
+        m.weight.quant_type == "nf4" and m.weight.dtype == torch.uint8 for m in small.values()
+    )
     assert not any("lm_head" in n or "classifier" in n for n in small)
     assert ("checkpoint" in name) == any(
         getattr(m, "gradient_checkpointing", False) for m in layers.values()
@@ -448,7 +449,9 @@ def test_gpt2_whose_products_are_transposed_is_quantized_too():
     small = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=2, vocab_size=257)
     model = module._in_4_bits(transformers.GPT2LMHeadModel(small))
     kinds = {n: type(m).__name__ for n, m in model.named_modules()}
-    assert kinds["transformer.h.0.attn.c_attn"] == kinds["transformer.h.1.mlp.c_proj"] == "LinearNF4"
+    assert (
+        kinds["transformer.h.0.attn.c_attn"] == kinds["transformer.h.1.mlp.c_proj"] == "LinearNF4"
+    )
     assert kinds["lm_head"] == "Linear"
 
 
@@ -502,10 +505,7 @@ def small(config):
     return type(config).from_dict(told | shape)
 
 
-@pytest.mark.parametrize(
-    "name",
-    sorted(path.stem for path in data_file("configs").glob("*.json")),
-)
+@pytest.mark.parametrize("name", sorted(path.stem for path in data_file("configs").glob("*.json")))
 def test_the_chunked_loss_is_that_of_every_model_for_which_it_is_offered(name):
     config = transformers.AutoConfig.from_pretrained(data_file("configs", f"{name}.json"))
     if type(config) not in transformers.AutoModelForCausalLM._model_mapping.keys():
@@ -576,6 +576,28 @@ def test_other_settings_and_other_code_are_asked_anew(decoder, monkeypatch):
     assert len(set(keys)) == 5
 
 
+# --------------------------------------------------------------------------------------- the words
+def test_the_margin_is_that_of_the_blind_test():
+    blind = load("blind_peaks")
+    needed = blind["measured"] / blind["predicted"]
+    assert 0.94 < (needed <= 1 + module.margin()).mean() < 0.96
+    known = load("real_cards").set_index(["set", "run", "quantity"])
+    rows = blind.set_index(["set", "run", "quantity"])
+    assert (known.loc[rows.index, "measured"] == rows["measured"]).all()
+
+
+def test_a_card_without_rates_says_so_once(decoder, by_formula, monkeypatch):
+    timed = formula
+
+    def untimed(*asked):
+        return dataclasses.replace(timed(*asked), step_seconds=0.0, low=0.0, high=0.0, note="none")
+
+    monkeypatch.setattr(Search, "predict", untimed)
+    text = str(fit(decoder, "RTX 4070", length=32))
+    assert text.count("rates") == 1 and "tokens/s" not in text and "none\n" not in text
+    assert "- to -" not in text and "limited by" not in text
+
+
 # ------------------------------------------------------------------------------------- the command
 def test_the_command(decoder, by_formula, capsys):
     assert main(["fit", "--model", decoder, "--gpu", "24GiB", "--length", "32"]) == 0
@@ -592,7 +614,10 @@ def test_the_command(decoder, by_formula, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "qwen3-9b"], "did you mean 'qwen3-8b'"),
+        (["--model", "qwen3-1.7b"], "there are qwen3-0.6b, qwen3-14b, qwen3-32b, qwen3-4b"),
+        (["--model", "qwen3-1.7b"], "the model's hub id, such as Qwen/Qwen3"),
+        (["--model", "llama3.2-1b"], "did you mean 'llama-3.2-1b'"),
+        (["--model", "phi-2"], "where there are phi-4-14b"),
         (["--model", "someone/some-model"], "the hub cannot be reached"),
         (
             ["--model", "vit-large-patch16-224", "--task", "language_modelling"],

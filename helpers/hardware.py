@@ -94,7 +94,11 @@ def gpu(name: str) -> GPU:
     for card in known.values():
         if card.name.lower() == str(name).lower():
             return card
-    raise ValueError(suggest(name, known, "GPU"))
+    message, listed, _ = suggest(name, known, "GPU").partition("choose from ")
+    if listed:
+        names = (n if card.facts["fp16_tflops"] else f"{n}*" for n, card in known.items())
+        listed += f"{', '.join(names)} (* rates unknown: bytes, but no times)"
+    raise ValueError(message + listed)
 
 
 def this_gpu() -> GPU:

@@ -17,7 +17,7 @@ from fake_cuda.script import Script
 from . import hardware
 from .hardware import GPU, device, gib, supports, this_gpu
 from .runs import compare
-from .workloads import Workload, check_settings
+from .workloads import Workload, check_settings, todays
 
 # Half a GiB stands in for a CUDA context that nobody measured: the low end of the 0.5 to 2 GiB in
 # Bekman, Machine Learning Engineering, "Anatomy of model's memory usage".
@@ -135,6 +135,7 @@ def predict(
     card = _card(gpu)
     if not (isinstance(host, float | int) and host >= 0):
         raise ValueError(f"host={host!r} is not a number of seconds, such as {cost.HOST_SECONDS}")
+    settings, renamed = todays(settings)
     if isinstance(workload, Workload):
         arguments, note = _fake_arguments(settings, optimizer, card)
         asked = workload.with_model(_fp16_as_bf16) if settings.get("fp16") else workload
@@ -165,7 +166,7 @@ def predict(
     tf32, times = bool(settings.get("tf32")), settings.get("gradient_accumulation_steps", 1)
     known = card and cost.Card.of(card.name, card.capability, card.facts, tf32)
     found = simulate(run, None, card=known, host=host, repeat=times / min(2, times))
-    notes = note, getattr(workload, "note", ""), found.time and found.time.note
+    notes = note, renamed, getattr(workload, "note", ""), found.time and found.time.note
     notes += (not card and found.convolves and CONVOLUTIONS,)
     return Prediction(
         name=name or about["workload"],

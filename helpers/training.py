@@ -16,7 +16,7 @@ from .hardware import device, gib
 from .memory import accelerator_bytes, free, live_bytes, measure
 from .prediction import predict
 from .runs import Run
-from .workloads import OFFLINE, Workload, check_settings
+from .workloads import OFFLINE, Workload, check_settings, todays
 
 WARM_UP = 2  # steps that are not timed: the first ones set up kernels and optimizer states
 STEPS = 12
@@ -137,6 +137,7 @@ def train(
     change; MemoryError comes before a run that a CPU has no room for.
     """
     on_cpu = device().type == "cpu"
+    settings, renamed = todays(settings)
     check_settings(settings, optimizer, on_cpu)
     if on_cpu:
         _refuse_what_cannot_fit(workload, optimizer, settings)
@@ -171,7 +172,7 @@ def train(
             losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
             after=after(trainer) if after else None,
             changes=workload.changed,
-            note=OFFLINE if OFFLINE in workload.note else "",
+            note=" ".join(filter(None, (OFFLINE if OFFLINE in workload.note else "", renamed))),
         )
     except RuntimeError as error:
         full = any(words in str(error) for words in FULL)

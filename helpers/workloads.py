@@ -4,7 +4,9 @@ import ast
 import copy
 import difflib
 import glob
+import json
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -44,9 +46,10 @@ RENAMED = {
     "no_cuda": "use_cpu",
     "warmup_ratio": "warmup_steps",
     "group_by_length": "train_sampling_strategy",
+}
+UNDERSTOOD = {  # TrainingArguments still takes these, until transformers 6
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
-    "batch_size": "per_device_train_batch_size",
 }
 FILES = dict(csv="csv", json="json", jsonl="json", parquet="parquet", txt="text")  # by suffix
 SAME_ON_CPU = {"fp16": "use bf16=True (the same bytes)", "tf32": "leave it out"}
@@ -182,6 +185,25 @@ def accuracy(prediction) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
+def todays(settings: dict) -> tuple[dict, str]:
+    """Settings by the names of today's transformers, and a note where they had older ones.
+
+    Args:
+        settings: keywords of `TrainingArguments`.
+
+    Raises:
+        ValueError: a setting is given by both of its names.
+    """
+    old = [name for name in UNDERSTOOD if name in settings]
+    for name in old:
+        if UNDERSTOOD[name] in settings:
+            raise ValueError(f"{name!r} is the old name of {UNDERSTOOD[name]!r}: give one of them")
+    note = "".join(
+        f"{name} is called {UNDERSTOOD[name]} since transformers 5.23." for name in old[:1]
+    )
+    return {UNDERSTOOD.get(name, name): value for name, value in settings.items()}, note
+
+
 def check_settings(settings: dict, optimizer: Callable | None, on_cpu: bool) -> None:
     """ValueError, with the remedy, for an unknown setting or one that a CPU would ignore."""
     known = {f.name: f.default for f in fields(TrainingArguments) if f.init}
@@ -195,6 +217,8 @@ def check_settings(settings: dict, optimizer: Callable | None, on_cpu: bool) -> 
     for name, value in settings.items():
         if name in RENAMED:
             raise ValueError(f"{name!r} is called {RENAMED[name]!r} in today's transformers")
+        if name == "batch_size":
+            raise ValueError("'batch_size' is called 'per_device_train_batch_size' by Trainer")
         if name not in known:
             raise ValueError(suggest(name, known, "keyword of TrainingArguments"))
         whole = isinstance(value, Integral) and not isinstance(value, bool)  # np.int64 is one too
@@ -316,14 +340,36 @@ def _config(name: str):
     if name.startswith((".", "/", "~")) or folder.exists():
         raise FileNotFoundError(f"{name} is not a model folder: it has no config.json")
     known = ["tiny", "large", "auto", *sorted(p.stem for p in data_file("configs").glob("*.json"))]
-    if "/" not in name and difflib.get_close_matches(name.lower(), known, n=1):
-        raise ValueError(suggest(name, known, "size or model"))
+    if "/" not in name:
+        _suggest_model(name, known)
     if not online():
         raise ConnectionError(
             f"{name!r} is not in data/configs and the hub cannot be reached: check the name and "
             f"the network, or choose tiny, large, auto or one of the {len(known) - 3} there"
         )
     return AutoConfig.from_pretrained(name), name, name
+
+
+def _suggest_model(name: str, known: list[str]) -> None:
+    """ValueError for a name that is nearly known, or whose family is."""
+
+    def size(text: str) -> list[str]:
+        return re.findall(r"\d+(?:\.\d+)?", text)
+
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    if near and size(near[0]) == size(name.lower()):
+        raise ValueError(suggest(name, known, "size or model"))
+    first = name.lower().split("-")[0]  # the family is what stands before the size
+    for family in filter(None, (first, re.match(r"[a-z]*", first)[0])):
+        if found := [other for other in known if other.startswith(family)]:
+            there = json.loads(data_file("configs", f"{found[0]}.json").read_text("utf-8"))
+            hub_id = there.get("_name_or_path") or "openai-community/gpt2"
+            raise ValueError(
+                f"{name!r} is not in data/configs, where there are {', '.join(found)}: choose one "
+                f"of these, or write the model's hub id, such as {hub_id}"
+            )
+    if near:
+        raise ValueError(suggest(name, known, "size or model"))
 
 
 @cache

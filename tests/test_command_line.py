@@ -81,6 +81,17 @@ def test_settings_reach_the_prediction(capsys):
     assert small == peak("optim=sgd", "--length", "128", "per_device_train_batch_size=2")
 
 
+def test_the_guides_name_of_checkpointing_is_understood(capsys):
+    told = [
+        command(capsys, *TINY, "--json", f"{name}_checkpointing=True")[1]
+        for name in ("gradient", "activation")
+    ]
+    old, new = map(json.loads, told)
+    assert old["peak_allocated"] == new["peak_allocated"]
+    assert "activation_checkpointing since transformers 5.23" in old["note"]
+    assert "transformers" not in new["note"]
+
+
 def test_task_and_length(capsys):
     task = ["--task", "language_modelling", "--length", "32"]
     status, out, _ = command(capsys, *TINY, *task, "bf16=True")

@@ -371,7 +371,11 @@ def test_a_batch_size_finder_finds_one(llama):
         ({"tf32": True}, "tf32=True does nothing on a CPU"),
         ({"per_device_batch_size": 4}, "did you mean"),
         ({"optim": "adamw_tosch"}, "'adamw_tosch' is not a known optimizer: did you mean"),
-        ({"gradient_checkpointing": True}, "is called 'activation_checkpointing'"),
+        ({"batch_size": 4}, "is called 'per_device_train_batch_size' by Trainer"),
+        (
+            {"gradient_checkpointing": True, "activation_checkpointing": True},
+            "is the old name of 'activation_checkpointing'",
+        ),
         ({"evaluation_strategy": "no"}, "is called 'eval_strategy'"),
     ],
     ids=str,

@@ -1,7 +1,7 @@
 """Two models made smaller one technique at a time: what lesson 16 teaches, for recording.
 
-The classes and functions are those of the lesson's cells, read from the notebook: what is recorded
-and what the GPU kit measures is what is taught.
+The classes and functions are those of the lesson's cells, read from the notebook, and the planner's
+loss in chunks, which the lesson prints: what is recorded and measured is what is taught.
 """
 
 import json
@@ -16,8 +16,10 @@ import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
+from helpers.fit import chunked_loss
+
 LESSON = Path(__file__).resolve().parents[1] / "notebooks" / "16_all_together.ipynb"
-CELLS = ("in-backward", "recipe", "chunked", "lora-nf4")
+CELLS = ("in-backward", "recipe", "lora-nf4")
 
 
 def taught() -> SimpleNamespace:
@@ -37,10 +39,6 @@ lesson = taught()
 
 def bf16_weights(model):
     return model.to(torch.bfloat16)
-
-
-def adamw_8bit(model, args):
-    return bnb.optim.AdamW8bit(model.parameters(), lr=args.learning_rate)
 
 
 def inside_adamw(model, args):
@@ -75,8 +73,9 @@ SAVED = {"activation_checkpointing": True}
 OFFLOADED = SAVED | {"activation_checkpointing_kwargs": {"offload": True}}
 OWN_CLIPPING = {"max_grad_norm": 0}
 LAST = FOUR | SAVED | OWN_CLIPPING
-SMALL = (bf16_weights, lesson.chunked_loss)
-QLORA = (bf16_weights, lesson.nf4, lesson.chunked_loss, lesson.lora)
+EIGHT = {"optim": "adamw_bnb_8bit"}  # keeps the embedding's states in 32 bits
+SMALL = (bf16_weights, chunked_loss)
+QLORA = (bf16_weights, lesson.nf4, chunked_loss, lesson.lora)
 
 CLASSIC = (  # bert-large-uncased, 512 tokens, weights in float32
     Step("plain", FOUR),
@@ -93,7 +92,7 @@ DECODER = (  # llama-3.2-3b, 4,096 tokens
     Step("weights in bf16", TWO, (bf16_weights,)),
     Step("+ loss in chunks", TWO, SMALL),
     Step("+ checkpointing", TWO | SAVED, SMALL),
-    Step("+ 8-bit AdamW", TWO | SAVED, SMALL, adamw_8bit),
+    Step("+ 8-bit AdamW", TWO | SAVED | EIGHT, SMALL),
     Step("+ update inside backward", TWO | SAVED | OWN_CLIPPING, SMALL, inside_8bit),
     Step("LoRA", TWO | SAVED, (*SMALL, lesson.lora)),
     Step("QLoRA", TWO | SAVED, QLORA),
@@ -109,13 +108,13 @@ def combined(on: tuple[str, ...], trained: str = "all weights") -> Step:
     settings, optimizer = dict(TWO), None
     changes = (bf16_weights, *([lesson.nf4] if trained == "QLoRA" else []))
     if "loss in chunks" in on:
-        changes += (lesson.chunked_loss,)
+        changes += (chunked_loss,)
     if "checkpointing" in on:
         settings |= SAVED
-    if "8-bit AdamW" in on:
-        optimizer = adamw_8bit
-    if "update inside backward" in on:
+    if "update inside backward" in on:  # all states are then of the kind that is made there
         settings |= OWN_CLIPPING
-        optimizer = inside_8bit if optimizer else inside_adamw
+        optimizer = inside_8bit if "8-bit AdamW" in on else inside_adamw
+    elif "8-bit AdamW" in on:
+        settings |= EIGHT
     name = " + ".join(technique for technique in TECHNIQUES if technique in on) or "none"
     return Step(name, settings, (*changes, *TRAINED[trained]), optimizer)

@@ -1,5 +1,7 @@
 """How long a step takes: units by hand arithmetic, the host's queue, bad input, recorded rows."""
 
+import ast
+import inspect
 import math
 from dataclasses import replace
 from unittest import mock
@@ -572,26 +574,6 @@ def test_rows_are_those_that_were_measured():
     assert (measured["role"] == "judged").sum() >= 60
 
 
-def test_the_readme_says_what_the_rows_say(request):
-    text = (request.config.rootpath / "README.md").read_text(encoding="utf-8")
-    rows = pd.read_csv(record_speeds.PREDICTED)
-    rows = rows[rows["role"] == "judged"].dropna(subset="predicted")
-    ours, plain = record_speeds.errors(rows), record_speeds.errors(rows, "roofline")
-    assert f"{len(rows)} steps that others timed on {rows['card'].nunique()} kinds of card" in text
-    median, most = (f"{100 * ours[name]:.0f} %" for name in ("median", "90 %"))
-    assert f"lie {median} off in the median, nine of ten within {most}" in text
-    assert f"a plain roofline is {100 * plain['median']:.0f} % off" in text
-    assert f"right in {100 * ours['in order']:.0f} % of the pairs" in text
-    machines = recorded().query("limited == 'host' and role != 'excluded'")["set"]
-    known = rows[rows["set"].isin(machines)].dropna(subset="told")  # like with like
-    told, untold = record_speeds.errors(known, "told"), record_speeds.errors(known)
-    median, most, without = (
-        f"{100 * n:.0f} %" for n in (told["median"], told["90 %"], untold["90 %"])
-    )
-    said = f"{len(known)} other steps of these machines lie {median} off, nine of ten within {most}"
-    assert f"{said} ({without} without)" in text
-
-
 def blind() -> pd.DataFrame:
     """The first predictions of rows that nobody had predicted before, and what was measured."""
     measured = pd.read_csv(record_speeds.MEASURED)
@@ -602,14 +584,12 @@ def blind() -> pd.DataFrame:
     return first.merge(rows, on=record_speeds.KEY)
 
 
-def test_the_readme_says_how_the_blind_rows_came_out(request):
-    text = (request.config.rootpath / "README.md").read_text(encoding="utf-8")
+def test_the_module_says_how_the_blind_rows_came_out():
     rows = blind()
-    found, inside = record_speeds.errors(rows), rows["seconds"].between(rows["low"], rows["high"])
-    assert f"{len(rows)} of them were predicted blind" in text
-    median, most = (f"{100 * found[name]:.0f} %" for name in ("median", "90 %"))
-    assert f"{median} off, nine of ten within {most}, {100 * inside.mean():.0f} % in" in text
-    assert f"{len(rows)} others were predicted blind" in " ".join(cost.__doc__.split())
+    inside = rows["seconds"].between(rows["low"], rows["high"]).mean()
+    said = " ".join(cost.__doc__.split())
+    assert f"{len(rows)} others were predicted blind" in said
+    assert f"{inside:.0%} of them lay inside" in said
 
 
 def test_the_module_says_how_many_lie_in_their_ranges():
@@ -689,9 +669,37 @@ def test_half_of_each_constant_is_seen():
     table = pd.read_csv(record_speeds.HALVED).set_index("constant")
     assert set(table.index) == {"as it is", *cost.CONSTANTS}
     same = table["seconds in all"] == table.loc["as it is", "seconds in all"]
-    # No recorded step copies over the bus: a unit tests that.
-    assert set(table.index[same]) == {"as it is", "bus"}
+    # No recorded step copies over the bus, has products of 8 bits or attention by cuDNN that goes
+    # back, or is split so fine; ranges move no prediction. Unit tests see those.
+    unseen = {"as it is", "int8 products", "least depth of a split", "attention by cuDNN, backward"}
+    unseen |= {name for name in cost.CONSTANTS if name.startswith("bus")}
+    unseen |= {f"{side}, {end}" for side in ("card", "host") for end in ("fastest", "slowest")}
+    assert set(table.index[same]) == unseen
     assert all(constant.source for constant in cost.CONSTANTS.values())
+
+
+def test_each_constant_has_a_status_and_none_stands_outside_of_the_table():
+    statuses = {cost.SOURCED, cost.CALIBRATED, cost.ASSUMED}
+    assert {constant.status for constant in cost.CONSTANTS.values()} == statuses
+    # Below the table: nothing, one, two, and the share by which a slower pace is tried.
+    tree = ast.parse(inspect.getsource(cost))
+    classes = [n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+    found = {n.value for c in classes for n in ast.walk(c) if isinstance(n, ast.Constant)}
+    numbers = {n for n in found if isinstance(n, int | float) and not isinstance(n, bool)}
+    capabilities, units = {5, 6, 7, 8, 9, 10}, {1e9, 1e12}
+    assert numbers - capabilities - units <= {0, 1, 1.1, 2}
+
+
+def test_efficient_attention_has_the_median_of_its_rows():
+    table = pd.read_csv(record_speeds.MEASURED.with_name("kernels.csv"))
+    rows = table[table["kernel"].str.startswith("efficient attention")]
+    peak = gpu("A100-80GB").facts["bf16_tflops"] * 1e12
+    products = {True: 10, False: 4}  # two products forward, five backward
+    back = rows["kernel"].str.endswith("backward")
+    flops = rows["batch"] * rows["rows"] * rows["columns"] * rows["inner"] * back.map(products)
+    share = (flops / rows["seconds"] / peak).groupby(rows["kernel"]).median()
+    for name, found in share.items():
+        assert cost.VALUES[name] == pytest.approx(found, abs=0.006), name
 
 
 def test_constants_are_those_that_were_recorded():

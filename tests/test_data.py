@@ -488,7 +488,7 @@ def test_every_configuration_has_a_published_count():
     assert {path.stem for path in (DATA / "configs").glob("*")} == {*PARAMETERS, *COUNTED_BACK}
 
 
-# Nobody published PowerLM's count: it follows from what an A100 held between steps, which is why the
+# Nobody published PowerLM's count: it follows from what an A100 held between steps, so the
 # rows of these runs calibrate (set fms of measurements/peaks.csv) and no count is checked here.
 COUNTED_BACK = ("powerlm-3b",)
 

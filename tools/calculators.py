@@ -18,8 +18,8 @@ that train all weights with AdamW, or 16-bit weights with LoRA. What each calcul
   In 32 bits all but the masks are twice as large: that is our extension. To that come the bytes of
   weights, gradients and averages in the formats of the run.
 
-Some of these runs showed us a missing rule of the prediction, and PowerLM's biases were concluded
-from its bytes: so the predictions had seen the runs, and the calculators had not.
+Some of these runs showed us a missing rule of the prediction: so the predictions had seen the runs,
+and the calculators had not.
 """
 
 import copy

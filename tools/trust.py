@@ -72,7 +72,7 @@ def rows_of_memory(table: pd.DataFrame, judged: pd.DataFrame) -> str:
     text = f"The {len(judged)} rows of memory that judge are of {runs} runs on at least {cards} "
     text += f"kinds of card; {peft} are of one repository (PEFT's comparison, on an L40S), and "
     text += f"{unnamed} name no card. {'' if t4 else 'None, of memory or of time, is of a T4. '}"
-    text += f"As many rows again, {roles['excluded']}, are left out, each with its reason, and "
+    text += f"About as many, {roles['excluded']}, are left out, each with its reason, and "
     return text + f"{roles['calibrates']} chose a setting that their source leaves open."
 
 
@@ -80,9 +80,10 @@ def rows_of_time(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
     """What else the rows of time say."""
     ours, plain = (record_speeds.errors(judged, column) for column in ("predicted", "roofline"))
     inside = blind["seconds"].between(blind["low"], blind["high"]).mean()
-    text = f"Of the blind times {inside:.0%} lay in their range; a plain roofline is "
+    text = f"Of the blind times {100 * inside:.0f} % lay in their range; a plain roofline is "
     text += f"{percent(plain['median'])} off in the median. Which of two runs of a source is "
-    text += f"faster is right for {ours['in order']:.0%} of the pairs that differ by 5 % or more. "
+    text += f"faster is right for {100 * ours['in order']:.0f} % of the pairs that differ by 5 % "
+    text += "or more. "
     table = pd.read_csv(DATA / "speeds.csv")
     machines = table.query("limited == 'host' and role != 'excluded'")["set"]
     known = judged[judged["set"].isin(machines)].dropna(subset="told")

@@ -402,7 +402,9 @@ def test_a_set_or_file_that_is_not_described_is_caught(table, name):
     ]
 
 
-@pytest.mark.parametrize("name", ["peaks.csv", "speeds.csv", "published.csv", "kernels.csv"])
+@pytest.mark.parametrize(
+    "name", ["peaks.csv", "speeds.csv", "published.csv", "kernels.csv", "methods.csv"]
+)
 def test_every_row_that_others_measured_names_its_source(name):
     assert read(f"measurements/{name}")["source"].str.strip().ne("").all()
 

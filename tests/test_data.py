@@ -402,7 +402,7 @@ def test_a_set_or_file_that_is_not_described_is_caught(table, name):
     ]
 
 
-SOURCED = "peaks speeds published kernels out_of_memory".split()
+SOURCED = "peaks speeds published kernels out_of_memory methods".split()
 
 
 @pytest.mark.parametrize("name", SOURCED)

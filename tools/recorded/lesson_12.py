@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
@@ -74,4 +75,28 @@ def adapter_ranks() -> Iterator[tuple]:
         yield "q and v" if targets is ATTENTION else "all linears", rank, run
 
 
-SETS = (adapters, adapter_ranks)
+PACKED = {"per_device_train_batch_size": 4, "activation_checkpointing": True}
+
+
+def adapter_precisions() -> Iterator[tuple]:
+    """Many tokens: 4 x 4,096, checkpointed. In what precision do the thin matrices multiply?"""
+    workload = language_modelling("mistral-7b", length=4096)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+    def adapted(model, autocast=True):  # autocast: the adapters in float32
+        config = LoraConfig(r=16, target_modules=targets)
+        return get_peft_model(model, config, autocast_adapter_dtype=autocast)
+
+    rows = {
+        "full": (halved(lambda model: model), {}),
+        "LoRA, adapters in 32 bits": (halved(adapted), {}),
+        "LoRA, bf16=True": (halved(adapted), BF16),
+        "LoRA, adapters in 16 bits": (halved(partial(adapted, autocast=False)), {}),
+    }
+    for name, (change, settings) in rows.items():
+        options = PACKED | settings
+        run = partial(predict, workload.with_model(change), gpu="A100-80GB", **options)
+        yield "mistral-7b", name, run
+
+
+SETS = (adapters, adapter_ranks, adapter_precisions)

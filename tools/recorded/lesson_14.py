@@ -148,4 +148,14 @@ def offloading_times() -> Iterator[tuple]:
     yield "tinyllama-1.1b", "states away, over the bus", run
 
 
-SETS = (offloading, activation_offloading, offloading_times)
+def offloading_checkpointed() -> Iterator[tuple]:
+    """The same micro-batch with checkpointing: it fits each of the cards."""
+    decoder, one = language_modelling("tinyllama-1.1b"), {"per_device_train_batch_size": 1}
+    alone = one | {"optimizer": lambda model, args: NoUpdate(model.parameters())}
+    alone |= {"max_grad_norm": 0.0, "activation_checkpointing": True}
+    for card in ("T4", "A100-40GB", "H100"):
+        half = decoder.with_model(to_fp16 if card == "T4" else to_bf16)
+        yield "tinyllama-1.1b", card, functools.partial(predict, half, gpu=card, **alone)
+
+
+SETS = (offloading, activation_offloading, offloading_times, offloading_checkpointed)

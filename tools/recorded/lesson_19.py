@@ -5,6 +5,7 @@ import functools
 from collections.abc import Iterator
 
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
@@ -55,6 +56,29 @@ def experts_in_half() -> Iterator[tuple]:
             )
 
 
+def experts_tf32() -> Iterator[tuple]:
+    """The same with `tf32=True`: what stays in 32 bits runs on the Tensor Cores all the same."""
+    for run, variant, job in experts():
+        if variant != "every other layer":
+            yield run, variant, functools.partial(job.func, *job.args, tf32=True, **job.keywords)
+
+
+def adapted(targets, model):
+    return get_peft_model(in_half(model), LoraConfig(r=8, target_modules=targets))
+
+
+def experts_adapters() -> Iterator[tuple]:
+    """LoRA on the attention alone and on all that PEFT finds, the weights in 16 bits."""
+    _, _, job = next(experts())
+    names = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "all-linear": "all-linear"}
+    for again in (False, True):
+        for name, targets in names.items():
+            mixture = job.args[0].with_model(functools.partial(adapted, targets))
+            settings = job.keywords | {"activation_checkpointing": again}
+            variant = f"{name}, checkpointing" if again else name
+            yield "LoRA", variant, functools.partial(job.func, mixture, **settings)
+
+
 class Depths(nn.Module):
     """A block that only the tokens with the highest scores enter."""
 
@@ -88,4 +112,4 @@ def depths() -> Iterator[tuple]:
         yield "depths", f"capacity {capacity}", run
 
 
-SETS = (experts, experts_in_half, depths)
+SETS = (experts, experts_in_half, experts_tf32, experts_adapters, depths)

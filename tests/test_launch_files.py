@@ -206,6 +206,7 @@ def test_the_commands_in_the_text_train_what_stands_beside_them():
 
 def test_a_rented_machine_is_ended_and_an_image_starts_the_file():
     task = yaml.safe_load((FILES / "sky.yaml").read_text())
+    assert task["file_mounts"]["/trained"]["name"]  # `down` deletes the disks
     assert task["resources"]["autostop"] == {"idle_minutes": 10, "down": True}
     command = task["run"].replace("\\\n", " ").replace("$SKYPILOT_NUM_GPUS_PER_NODE", "2")
     arguments, file = understood(shlex.split(command))

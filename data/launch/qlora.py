@@ -4,7 +4,7 @@
     merge("meta-llama/Llama-3.1-8B", "adapter").save_pretrained("merged")
 
 `data` are rows of `input_ids` and `labels` (-100: no loss). With texts of 1,024 tokens, one in a
-batch, the 8B model fits a T4.
+batch, the 8B model is predicted to fit a T4.
 """
 
 import torch
@@ -41,6 +41,6 @@ def fine_tune(name, data, folder, collator=None, **settings):
 
 
 def merge(name, folder):
-    """The model with its adapters in 16 bits, made on the CPU, where there is room for it."""
+    """The model with its adapters in 16 bits, made on the CPU: two bytes of its memory a weight."""
     base = in_4_bits(name, "cpu").dequantize()  # the rounded weights: those that were trained on
     return PeftModel.from_pretrained(base, folder).merge_and_unload()

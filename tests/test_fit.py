@@ -618,6 +618,7 @@ def test_the_command(decoder, by_formula, capsys):
         (["--model", "qwen3-1.7b"], "the model's hub id, such as Qwen/Qwen3"),
         (["--model", "llama3.2-1b"], "did you mean 'llama-3.2-1b'"),
         (["--model", "phi-2"], "where there are phi-4-14b"),
+        (["--model", "t5-small"], "the hub cannot be reached"),  # no relative of tinyllama
         (["--model", "someone/some-model"], "the hub cannot be reached"),
         (
             ["--model", "vit-large-patch16-224", "--task", "language_modelling"],

@@ -160,6 +160,7 @@ SETTINGS = {  # keywords of TrainingArguments
 }
 CHANGES = {"chunked": chunked_loss, "QLoRA": _in_4_bits, "LoRA": adapters}  # to the model, in order
 PEFT = ("CAUSAL_LM", "SEQ_CLS")  # the task's name there; of a classifier the second
+COLLATORS = ("DataCollatorForSeq2Seq", "DataCollatorWithPadding")  # labels are padded with -100
 # A head does more than a product where the configuration has one of these.
 ODD = (
     "final_logit_softcapping logits_scaling logit_scale lm_head_multiplier output_router_logits"
@@ -372,6 +373,8 @@ class Search:
         keywords = self.settings(name, micro).items()
         lines = [row.partition("|") for row in data_file("recipe.txt").read_text().splitlines()]
         asked = f"{name} {task}"
+        needed = ["transformers", "accelerate"] + ["peft"] * ("LoRA" in name)
+        needed += ["bitsandbytes"] * ("QLoRA" in name or "8-bit" in name)
         return "\n".join(
             text for words, _, text in lines if all(word in asked for word in words.split("&"))
         ).format(
@@ -385,7 +388,9 @@ class Search:
             label=0 if task == "text_classification" else f"[2] * {length}",
             samples=2 * self.batch,
             settings="\n".join(f"    {k}={v!r},".replace("'", '"') for k, v in keywords),
-            versions=", ".join(f"{k} {versions()[k]}" for k in ("torch", "transformers", "peft")),
+            torch=versions()["torch"].partition("+")[0],
+            needed=" ".join(f"{k}=={versions()[k]}" for k in needed),
+            collator=COLLATORS[task == "text_classification"],
             **{f.__name__: "\n" + inspect.getsource(f) for f in (part, chunked_loss, in_backward)},
         )
 

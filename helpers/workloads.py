@@ -360,10 +360,12 @@ def _suggest_model(name: str, known: list[str]) -> None:
     if near and size(near[0]) == size(name.lower()):
         raise ValueError(suggest(name, known, "size or model"))
     first = name.lower().split("-")[0]  # the family is what stands before the size
-    for family in filter(None, (first, re.match(r"[a-z]*", first)[0])):
-        if found := [other for other in known if other.startswith(family)]:
+    letters = re.match(r"[a-z]*", first)[0]
+    for family in (first, letters if len(letters) > 2 else first):  # "t5" is no "tinyllama"
+        found = [other for other in known[3:] if other.startswith(family)]
+        if family and found:
             there = json.loads(data_file("configs", f"{found[0]}.json").read_text("utf-8"))
-            hub_id = there.get("_name_or_path") or "openai-community/gpt2"
+            hub_id = there["_name_or_path"]
             raise ValueError(
                 f"{name!r} is not in data/configs, where there are {', '.join(found)}: choose one "
                 f"of these, or write the model's hub id, such as {hub_id}"

@@ -40,6 +40,16 @@ def function_of(lesson: str, cell: str, name: str, space: dict):
     return space[name]
 
 
+def imported_in(lesson: str, cell: str, name: str):
+    """What a cell imports by this name."""
+    notebook = rules.read(next(FOLDER.glob(f"{lesson}_*.ipynb")))
+    source = next(python(found) for found in rules.code(notebook) if found.id == cell)
+    tree, space = ast.parse(source), {}
+    tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    exec(compile(tree, "<cell>", "exec"), space)
+    return space[name]
+
+
 def cells_of(lesson: str, *wanted: str) -> dict:
     """The names after the cells of a lesson that bind `wanted`, and after those they need."""
     path = next(FOLDER.glob(f"{lesson}_*.ipynb"))
@@ -236,3 +246,31 @@ def test_best_fit_keeps_every_row_within_its_room():
     assert sorted(i for row in rows for i in row) == list(range(5000))
     assert max(sum(lengths[i] for i in row) for row in rows) <= 512
     assert len(rows) < 1.03 * sum(lengths) / 512
+
+
+# Lesson 11: the loss in pieces.
+
+
+def unlike():
+    """Samples with many labels, few, and none: two and two, or each alone in a micro-batch."""
+    random, found = torch.Generator().manual_seed(5), []
+    for length, counted in ((40, 0), (33, 0), (60, 50), (24, 3)):
+        ids = torch.randint(5, 2000, (length,), generator=random).tolist()
+        found.append({"input_ids": ids, "labels": [-100] * (length - counted) + ids[:counted]})
+    return found
+
+
+def whole(batch, accumulation):
+    return {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
+
+
+@pytest.mark.parametrize("batch, accumulation", [(4, 1), (2, 2), (1, 4)])
+def test_the_loss_in_pieces_gives_the_plain_gradient(tmp_path, batch, accumulation):
+    """Under accumulation one micro-batch has no labels at all."""
+    in_pieces = imported_in("11", "pieces-model", "in_pieces")
+    model = llama()
+    before = weights(model)
+    wanted = moved(trained(model, unlike(), tmp_path, padded, **STEP | whole(4, 1)), before)
+    sizes = whole(batch, accumulation)
+    pieces = trained(in_pieces(llama(), size=16), unlike(), tmp_path, padded, **STEP | sizes)
+    assert wanted.norm() > 0 and (moved(pieces, before) - wanted).norm() < 1e-4 * wanted.norm()

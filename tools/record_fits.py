@@ -1,11 +1,13 @@
 """Write `data/fits.csv`: answers of the planner that take too long to search for in a lesson.
 
-    python tools/record_fits.py
+    python tools/record_fits.py [--code]
 
-One row a recipe; where nothing fits, one row with the nearest miss. Never edit it by hand.
+One row a recipe; where nothing fits, one row with the nearest miss. Never edit it by hand. With
+`--code` nothing is searched: the rows stay, and each gets the code that is pasted today.
 """
 
 import datetime
+import json
 import sys
 from pathlib import Path
 
@@ -14,8 +16,9 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from helpers.fit import fit  # noqa: E402  (after the path is set)
-from helpers.hardware import versions  # noqa: E402
+from helpers import language_modelling  # noqa: E402  (after the path is set)
+from helpers.fit import Search, card, fit  # noqa: E402
+from helpers.hardware import data_file, versions  # noqa: E402
 from record_predictions import replace_file  # noqa: E402
 
 QUESTIONS = (  # model, card, tokens of a sample, samples of a step
@@ -44,7 +47,20 @@ def answers(model: str, gpu: str, length: int, batch: int) -> list[dict]:
     return rows
 
 
+def code(row: pd.Series) -> str:
+    """What is pasted today for the recipe of a row."""
+    config = json.loads(data_file("configs", f"{row['model']}.json").read_text("utf-8"))
+    workload = language_modelling(row["model"], length=row["length"])
+    asked = Search(workload, card(row["gpu"]), row["batch"], 0.0, config["_name_or_path"])
+    return asked.code(row["recipe"], row["micro_batch"])
+
+
 def main() -> None:
+    if sys.argv[1:] == ["--code"]:
+        table = pd.read_csv(ROOT / "data" / "fits.csv")
+        table["code"] = table.apply(code, axis=1)
+        replace_file(ROOT / "data" / "fits.csv", table)
+        return
     rows = [row for question in QUESTIONS for row in answers(*question)]
     replace_file(ROOT / "data" / "fits.csv", pd.DataFrame(rows))
 

@@ -13,9 +13,10 @@ import torch
 from packaging.version import Version
 
 aten = torch.ops.aten
-UNTIL = {  # the first version without it; the nightly builds before that version had it
-    "flash attention by tokens": Version("2.2.0"),
-    "a list of denominators": Version("2.1.0"),
+UNTIL = {  # the first version known to be without it
+    # Pull request 105602, FlashAttention-2, came after the cut of 2.1 and was in by this day.
+    "flash attention by tokens": Version("2.2.0.dev20230906"),
+    "a list of denominators": Version("2.1.0"),  # its nightly builds of June 2023 had it
 }
 BEHAVIOURS = tuple(UNTIL)
 _flash, _flash_backward = (

@@ -32,7 +32,8 @@ SOLUTIONS = re.compile(
 # Which belief is false, and where, stands in the page for teachers.
 LEFT_OUT = ("notebooks/solutions", "tests", ".github", ".ci", "docs/teaching.md", "CONTRIBUTING.md")
 PACKED = ("data/alt.csv", "data/claims.csv")  # cells read them, and so would the curious
-PACKED_LINK = re.compile(r"\[([^]]*)\]\((?:\.\./)*(?:" + "|".join(map(re.escape, PACKED)) + r")\)")
+GONE = "|".join([*map(re.escape, PACKED), r"solutions/[^)]*"])
+GONE_LINK = re.compile(rf"\[([^]]*)\]\((?:\.\./)*(?:{GONE})\)")
 REVEAL = re.compile(
     r"<details>\n<summary>After you have run it</summary>\n\n(.*?)\n\n</details>\s*", re.DOTALL
 )
@@ -66,7 +67,7 @@ def without_answers(notebook: nbformat.NotebookNode) -> Iterator[str]:
         yield from REVEAL.findall(cell.source)
         text = REVEAL.sub("What did you see, and why? Write it down.\n\n", cell.source)
         text = VERDICTS.sub(lambda found: without_verdicts(found[0]), text)
-        cell.source = PACKED_LINK.sub(r"\1", SOLUTIONS.sub("", text)).rstrip()
+        cell.source = GONE_LINK.sub(r"\1", SOLUTIONS.sub("", text)).rstrip()
 
 
 def lesson(text: str) -> tuple[nbformat.NotebookNode, int, list[str]]:

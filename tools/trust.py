@@ -98,8 +98,10 @@ def constants() -> str:
     """How many constants of time are measurements."""
     status = pd.Series([constant.status for constant in cost.CONSTANTS.values()]).value_counts()
     text = f"Of the {status.sum()} constants behind a predicted time {status[cost.SOURCED]} are "
+    ends = sum(constant.source == cost.FIRST_ROWS for constant in cost.CONSTANTS.values())
     text += f"measured or documented by others, {status[cost.CALIBRATED]} were chosen by named "
-    text += f"rows, which do not judge, and {status[cost.ASSUMED]} are assumed "
+    text += f"rows (which do not judge; but the {ends} ends of the ranges were chosen on the first "
+    text += f"70 rows of time, most of which do), and {status[cost.ASSUMED]} are assumed "
     return text + "([data/speed_constants.csv](data/speed_constants.csv))."
 
 

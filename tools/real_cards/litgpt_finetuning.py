@@ -22,6 +22,10 @@ bitsandbytes 0.41.1) on an A100, where the first batch has the longest sample of
 - The rotary tables are made again, in 32 bits, for the longest sample (`max_seq_length` in
   model.py, set outside of Fabric's context).
 - "nf4-dq" keeps the scales in 8 bits, with a 32-bit scale for each 256 of them.
+- Attention is torch 2.1.0's own. Until pull request 668 of 24 October the code took the package
+  flash-attn 2 wherever that was installed, and the table does not say whether it was: of a single
+  text both leave the result by heads, so its copy by tokens is kept too, and of several texts only
+  rows in 16 bits are in the table, whose frozen layers keep no input.
 - The peak is the first batch's: no later one is that long, and AdamW's states are small.
 """
 

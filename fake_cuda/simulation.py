@@ -85,10 +85,12 @@ def simulate(
     torch.compile, or a tensor or model made outside of it. Random numbers and Accelerate's state
     are put back.
     """
+    if hasattr(run, "simulated"):  # a script, which runs in a process of its own
+        return run.simulated(capability=capability, sms=sms, card=card, **speed)
     capability = card.capability if card else capability and tuple(capability)
     sms = card and card.sms or sms
     trace = Trace(cost.Card("a card", capability, sms) if capability else None)
-    inside = getattr(run, "inside", None)  # of a script
+    inside = getattr(run, "inside", None)  # of a script, in that process
     try:
         with (
             _LOCK,
@@ -114,7 +116,7 @@ def simulate(
         if not trace.guessed:
             raise
         raise ValueError(f"{NO_VALUES} (with a guess in its place: {error})") from error
-    found, places = _replay(events, kinds, trace.size, trace.cuda)
+    found, places = _replay(events, kinds, trace.size, trace.cuda, trace.since)
     found.convolves = trace.convolves
     if card:
         if trace.fp16:  # for which bf16 stood
@@ -156,9 +158,9 @@ def _ends(names: list[str]) -> list[int]:
     return [k for k in ends if names[k + 1 : k + 2] != ["optimizer step"]]  # two share a step
 
 
-def _replay(events: list, kinds: list[str], sizes: list[int], cuda: bool) -> tuple:
+def _replay(events: list, kinds: list[str], sizes: list[int], cuda: bool, since: int) -> tuple:
     """The peaks, the log and the timeline of what a trace saw; and for each event the row of the
-    timeline that it leads to."""
+    timeline that it leads to. Peaks are those after the event `since`."""
     start = events.index("forward") if "forward" in events else 0
     dead = {~e for e in events[:start] if isinstance(e, int) and e < 0}  # building is not the run
     log, phases, places = [], [], []
@@ -175,7 +177,11 @@ def _replay(events: list, kinds: list[str], sizes: list[int], cuda: bool) -> tup
     column = {category: k for k, category in enumerate(CATEGORIES)}
     change, allocator = np.zeros((len(log) + 1, len(CATEGORIES)), dtype=np.int64), Allocator()
     taken = {}  # CUDA counts a tensor's whole block, also what the allocator does not split off
+    since = places[since] if since else 0
     for at, (i, size) in enumerate(log, start=1):
+        if at == since:  # memory had run out, which empties the cache
+            allocator.empty_cache()
+            allocator.peak = allocator.reserved
         if cuda:
             allocator.step(i, size)
         if size > 0:
@@ -183,7 +189,7 @@ def _replay(events: list, kinds: list[str], sizes: list[int], cuda: bool) -> tup
         if size:
             change[at, column[kinds[i]]] = math.copysign(taken[i], size)
     bytes_now = change.cumsum(axis=0)
-    top = int(bytes_now.sum(axis=1).argmax())
+    top = since + int(bytes_now[since:].sum(axis=1).argmax())
     ends = _ends([name for _, name in phases])
     first, last = (ends[-2] + 1, ends[-1]) if len(ends) > 1 else (0, len(phases) - 1)
     begin = phases[first][0] if phases else 0
@@ -191,7 +197,7 @@ def _replay(events: list, kinds: list[str], sizes: list[int], cuda: bool) -> tup
     simulation = Simulation(
         peak_allocated=int(bytes_now[top].sum()),
         by_category=dict(zip(CATEGORIES, bytes_now[top].tolist(), strict=True)),
-        peak_by_category=dict(zip(CATEGORIES, bytes_now.max(axis=0).tolist(), strict=True)),
+        peak_by_category=dict(zip(CATEGORIES, bytes_now[since:].max(axis=0).tolist(), strict=True)),
         peak_reserved=allocator.peak if cuda else None,
         log=log,
         timeline=bytes_now[begin:stop].copy(),

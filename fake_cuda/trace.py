@@ -80,6 +80,10 @@ class Trace(TorchDispatchMode):
         self.phases = [BUILDING]
         # i: storage i is born, ~i: it dies; text: a phase begins, or the cache is emptied.
         self.events: list[int | str] = []
+        self.since = 0  # the event from which on the run counts: memory had run out before
+        self.root: object = None  # the module that is called first; where its passes begin
+        self.passes: list[int] = []  # numbers of operations
+        self.batch: int | None = None  # the first dimension of what it was given last
         self.zeros: int | None = None  # the last operation's result, if that was zeros
         self.work = Work()
         _alone()  # which no mode may disturb
@@ -91,6 +95,18 @@ class Trace(TorchDispatchMode):
         if self.phases[-1] != name:
             self.phases.append(name)
             self.events.append(name)
+
+    def begin(self, module, given: tuple) -> None:
+        """A module is called."""
+        self.phase("forward")
+        if self.root is None:
+            self.root = weakref.ref(module)
+        if self.root() in (module, None):
+            self.root = weakref.ref(module)
+            self.passes.append(len(self.work.operations))
+            self.batch = None
+        tensors = (t for t in given if isinstance(t, torch.Tensor) and t.dim())
+        self.batch = self.batch or next((t.shape[0] for t in tensors), None)
 
     def see(self, tensor, kind: str | None = None) -> None:
         # Hooks are the whole process's: real tensors are of training in another thread.
@@ -223,9 +239,9 @@ class Trace(TorchDispatchMode):
         """Label parameters, gradients and optimizer states, and mark the phases of each step."""
         known = weakref.WeakSet()
 
-        def enter(module, _):
+        def enter(module, given):
             if not in_backward():
-                self.phase("forward")
+                self.begin(module, given)
             if isinstance(module, torch.nn.RNNBase):
                 self.work.note(RECURRENT, self)
             if module not in known:

@@ -5,9 +5,10 @@ import ast
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
-from fake_cuda.script import Script
+from fake_cuda.scripts.script import SECONDS, Script
 
 from . import fit, report, show, workloads
 from .hardware import versions
@@ -54,10 +55,28 @@ def picture(name: str) -> Path:
     return path
 
 
+def progress(text: str, end: str = "") -> None:
+    """One line, written over and over; where nobody watches, one in twenty seconds."""
+    if sys.stderr.isatty():
+        print(f"\r{text:<100.100}\r", end=end, file=sys.stderr, flush=True)
+    elif text and time.monotonic() - progress.said > 20:
+        progress.said = time.monotonic()
+        print(text, file=sys.stderr, flush=True)
+
+
+progress.said = float("inf")
+
+
 def predict_command(options: argparse.Namespace) -> str:
-    if options.script:
-        found = predict(Script(options.script, options.settings), gpu=options.gpu)
-        asked, title = {"script": options.script}, ""
+    if options.script or options.module:
+        name, progress.said = options.script or options.module, time.monotonic()
+        asked, title = {"script": name}, ""
+        about = dict(network=options.network, seconds=options.timeout, say=progress)
+        script = Script(name, options.settings, module=bool(options.module), **about)
+        try:
+            found = predict(script, gpu=options.gpu)
+        finally:
+            progress("")
     else:
         settings = dict(map(setting, options.settings))
         workload = workloads.workload(options.size, options.task, length=options.length)
@@ -73,14 +92,10 @@ def predict_command(options: argparse.Namespace) -> str:
 def fit_command(options: argparse.Namespace) -> tuple[str, int]:
     """The recipes that fit a card, and exit status 3 where none does."""
 
-    def say(text: str, end: str = "") -> None:
-        if sys.stderr.isatty():  # one line, written over and over
-            print(f"\r{text:<100.100}\r", end=end, file=sys.stderr, flush=True)
-
     asked = "task length batch data longest cache".split()
     asked = {key: getattr(options, key) for key in asked}
-    found = fit.fit(options.model, options.gpu, say=say, **asked)
-    say("")
+    found = fit.fit(options.model, options.gpu, say=progress, **asked)
+    progress("")
     text = found.to_json() if options.json else str(found)
     if options.code and found.recipes and not options.json:
         text += f"\n\n{found.recipes[0].code}"
@@ -110,6 +125,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     command.add_argument("--gpu", default="here", help="a card of data/gpus.csv, cpu, or here")
     command.add_argument("--script", help="a training script that nobody changed")
+    command.add_argument("-m", "--module", help="the same, as python -m runs it")
+    seconds = dict(type=float, default=SECONDS, metavar="SECONDS")
+    command.add_argument("--timeout", **seconds, help="a script's time to take its updates")
+    command.add_argument("--network", action="store_true", help="let a script reach other machines")
     command.add_argument("--timeline", type=picture, help="draw the last step: a .png file")
     command.set_defaults(run=predict_command)
     command = commands.add_parser("fit", parents=[both], help="find recipes that fit a card")
@@ -127,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
         given = list(sys.argv[1:] if arguments is None else arguments)
         cut = given.index("--") if "--" in given else len(given)
         options, rest = parser.parse_known_args(given[:cut])
-        script = getattr(options, "script", None)
+        script = getattr(options, "script", None) or getattr(options, "module", None)
         options.settings = given[cut + 1 :] if script else rest + given[cut:]
         if script and rest:  # what stands before -- is ours
             raise ValueError(f"{rest[0]!r}: a script's arguments stand after --")

@@ -12,7 +12,7 @@ import torch
 from transformers.training_args import OptimizerNames
 
 from fake_cuda import Simulation, cost, simulate
-from fake_cuda.script import Script
+from fake_cuda.scripts import Script
 
 from . import hardware
 from .hardware import GPU, device, gib, supports, this_gpu
@@ -128,7 +128,7 @@ def predict(
 
     `gpu` is a card of `data/gpus.csv`, "cpu", or "here". Instead of a workload any function will do
     that builds its model, takes two optimizer steps on the CPU and returns nothing, or a `Script`
-    of `fake_cuda.script`, which nobody changed. `host` is how many seconds the card's computer
+    of `fake_cuda.scripts`, which nobody changed. `host` is how many seconds the card's computer
     needs for one operation; the notebook measure_your_card finds it with one small step. fp16 is
     predicted as bf16 (the same bytes), tf32 as fp32. ValueError for an unknown or refused setting.
     """
@@ -160,6 +160,7 @@ def predict(
             if card is None:
                 raise ValueError("a script is predicted for a card: name one, such as gpu='T4'")
             workload.card, workload.memory = card.name, card.memory
+            workload.context = CONTEXT if card.context is None else card.context
         about, note = {"workload": getattr(workload, "__name__", "function")}, ""
         run = workload
     began = time.perf_counter()

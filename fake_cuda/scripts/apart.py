@@ -1,0 +1,226 @@
+"""A process of its own for a script: it ends with everything it started, whatever happens.
+
+Between the caller and the process that works stands a keeper. It adopts what the work leaves
+behind, and ends all of it when the work is done, the time is over or the caller is gone.
+"""
+
+import ctypes
+import faulthandler
+import fcntl
+import io
+import os
+import pickle
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
+
+import psutil
+import torch
+
+ADOPT, END_WITH_PARENT = 36, 1  # linux/prctl.h: PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
+GRACE = 10.0  # seconds in which work that was told to end may still answer
+KEPT = 2**16  # bytes of what is printed, the last ones
+
+
+class Printed(io.TextIOWrapper):
+    """A stream that remembers the last characters of all such streams."""
+
+    tail = ""
+
+    def write(self, text: str) -> int:
+        Printed.tail = (Printed.tail + text)[-4000:]
+        return super().write(text)
+
+
+class Ended(Exception):
+    """The process ended without an answer; `status` as of os.waitstatus_to_exitcode, None if it
+    was ended because its time was over."""
+
+    def __init__(self, status: int | None):
+        super().__init__(f"ended with status {status}")
+        self.status = status
+
+
+def apart(work: Callable, *, seconds: float, heard: Callable, printed: io.BytesIO) -> object:
+    """What `work(base, tell)` returns, run in a process of its own.
+
+    `base` is the name of an empty folder that is removed afterwards. What `work` tells is handed
+    to `heard(message)`, which is also called with None twice a second. What it prints goes to
+    `printed`, the last 64 KiB. It should
+    answer within `seconds`, and has ten more. Its exceptions are raised here. `Ended` if it ends, or is ended, without an answer.
+    """
+    answers, theirs = Pipe(duplex=False)
+    reads, writes = os.pipe()
+    leash, ours = os.pipe()  # the keeper sees it close when this process is gone
+    base = tempfile.mkdtemp(prefix="fake_cuda_")
+    if _forkable():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        keeper = os.fork()
+        if not keeper:
+            os.close(ours)
+            _keep(work, base, theirs, writes, leash, seconds)  # does not return
+    else:  # threads of CUDA or of macOS's libraries do not survive a fork
+        keeper = _fresh(work, base, theirs, writes, leash, seconds)
+    for theirs_alone in (writes, leash):
+        os.close(theirs_alone)
+    theirs.close()
+    try:
+        return _listen(keeper, answers, reads, seconds, heard, printed)
+    finally:
+        os.close(ours)
+        _drain(reads, printed)
+        os.close(reads)
+        with suppress(ChildProcessError):
+            os.waitpid(keeper, 0)
+
+
+def _forkable() -> bool:
+    return sys.platform == "linux" and not torch.accelerator.is_available()
+
+
+def _fresh(work, base: str, theirs: Connection, *rest) -> int:
+    """The keeper as a fresh Python, for which `work` is pickled."""
+    numbers = [theirs.fileno(), *rest[:2]]
+    code = "import sys; from fake_cuda.scripts.apart import _awake; _awake(sys.argv[1:])"
+    task = tempfile.NamedTemporaryFile(dir=base, delete=False)
+    with task:
+        pickle.dump(work, task)
+    arguments = [sys.executable, "-c", code, task.name, base, *map(str, numbers), str(rest[2])]
+    # Without a card of its own: the threads that CUDA starts would not reach the script either.
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(arguments, pass_fds=numbers, env=environment).pid
+
+
+def _awake(arguments: list[str]) -> None:
+    task, base, *numbers, seconds = arguments
+    with open(task, "rb") as file:
+        work = pickle.load(file)
+    os.remove(task)
+    pipe, writes, leash = map(int, numbers)
+    _keep(work, base, Connection(pipe, readable=False), writes, leash, float(seconds))
+
+
+def _listen(keeper: int, answers, reads: int, seconds: float, heard: Callable, printed):
+    ends, over = time.monotonic() + seconds + GRACE, False
+    while True:
+        ready = wait([answers, reads], timeout=0.5)
+        if reads in ready:
+            _drain(reads, printed)
+        if answers in ready:
+            try:
+                kind, what = answers.recv()
+            except EOFError:
+                _, status = os.waitpid(keeper, 0)
+                raise Ended(None if over else os.waitstatus_to_exitcode(status)) from None
+            if kind == "answer":
+                return what
+            if kind == "error":
+                raise what
+            heard(what)
+        else:
+            heard(None)
+        if time.monotonic() > ends and not over:
+            over = True
+            os.kill(keeper, signal.SIGTERM)
+
+
+def _drain(reads: int, printed: io.BytesIO) -> None:
+    """Keep the end of what was printed."""
+    while select.select([reads], [], [], 0)[0] and (text := os.read(reads, KEPT)):
+        kept = (printed.getvalue() + text)[-KEPT:]
+        printed.seek(0)
+        printed.truncate()
+        printed.write(kept)
+
+
+# -------------------------------------------------------------------------------- the keeper
+
+
+def _keep(work, base, theirs: Connection, writes: int, leash: int, seconds: float) -> None:
+    """In the keeper: start the work, wait for it, end what it left, remove its folder."""
+    status = 1
+    try:
+        os.setsid()  # Ctrl-C is for the caller, who tells us
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _system("prctl", ADOPT, 1, 0, 0, 0)
+        worker = os.fork()
+        if not worker:
+            os.close(leash)
+            _work(work, base, theirs, writes, seconds)  # does not return
+        theirs.close()
+        os.close(writes)
+        told = []
+        signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+        while not told:
+            pid, found = os.waitpid(worker, os.WNOHANG)
+            if pid:
+                status = os.waitstatus_to_exitcode(found)
+                break
+            if select.select([leash], [], [], 0.02)[0]:
+                break
+        _end_all(worker)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+        os._exit(status % 256)
+
+
+def _end_all(worker: int) -> None:
+    """Kill the worker's group and all that it left behind, until nothing is."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(worker, signal.SIGKILL)
+    while left := psutil.Process().children(recursive=True):
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.005)
+
+
+def _work(work, base, theirs: Connection, writes: int, seconds: float) -> None:
+    """In the worker: run it, send what comes of it, and be gone without any handler at exit."""
+    try:
+        os.setsid()
+        _system("prctl", END_WITH_PARENT, int(signal.SIGKILL), 0, 0, 0)
+        for number in (1, 2):
+            os.dup2(writes, number)
+        keep = {0, 1, 2, theirs.fileno()}
+        for number in {int(n) for n in os.listdir("/dev/fd")} - keep:
+            with suppress(OSError):
+                os.close(number)
+        sys.stdin = io.StringIO()  # nobody answers
+        sys.stdout = Printed(io.FileIO(1, "w"), write_through=True, errors="replace")
+        sys.stderr = Printed(io.FileIO(2, "w"), write_through=True, errors="replace")
+        _terminal()
+        torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
+        faulthandler.dump_traceback_later(seconds + GRACE / 2, file=2)
+        theirs.send(("answer", work(base, lambda message: theirs.send(("told", message)))))
+    except BaseException as error:
+        with suppress(Exception):
+            theirs.send(("error", error))
+    finally:
+        os._exit(0)
+
+
+def _terminal() -> None:
+    """Standard input: a terminal, which some programs ask for its size, at its end."""
+    typed, read = os.openpty()
+    fcntl.ioctl(read, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    os.write(typed, b"\x04" * 100)
+    os.dup2(read, 0)
+
+
+def _system(name: str, *arguments: int) -> None:
+    if sys.platform == "linux":
+        getattr(ctypes.CDLL(None), name)(*arguments)

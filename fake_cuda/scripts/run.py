@@ -1,0 +1,260 @@
+"""Runs a script that nobody changed: its data is real, its card is not.
+
+What the script puts on the card is fake. What it reads, draws and counts on the CPU is real and
+keeps its values, except for parameters and large uninitialised tensors: a model may be larger than
+this machine. Questions about the card are answered as on it. It stops after a few updates, which an
+optimizer takes or the script itself, by writing weights after a backward pass.
+"""
+
+import logging
+import os
+import shlex
+import signal
+import sys
+import time
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import transformers
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ..simulation import Simulation, simulate
+from ..trace import HOST, Trace
+from . import card as cards
+from . import view
+from .apart import Printed
+from .changes import changes
+from .host import UPDATES, Moves, Where
+from .source import cells_or_code
+from .words import ALONE, Stop, TimeOver, stood_now, why
+
+ONE_UPDATE = "It took one update only: from the second on, an optimizer's states stand all along."
+BY_HAND = "No optimizer took a step: weights written after a backward pass are its updates."
+NOT_UPDATED = (
+    "Nothing was updated: no optimizer took a step and no weight was written. This is the memory "
+    "of its {}, and the time of the last one."
+)
+RAN_OUT = "It ran out of memory {} and went on: this is what it came to{}."
+ONE_PROCESS = "It was run as one process of one, as torchrun would run it."
+STARTS = "starts another program to train, `{}`: give that one to the prediction"
+PROCESS = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
+PROCESS |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", GROUP_RANK="0")
+QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+NOTHING_THERE = "puts nothing on the card: it trains on the CPU"
+NEVER = "never runs a model on the card: it ended without a forward pass"
+
+
+class Failure(Exception):
+    """Why there is no answer, in words that follow the script's name."""
+
+
+class Again(Exception):
+    """The script is to be run once more, with these fields of `Attempt`."""
+
+
+@dataclass
+class Outcome:
+    """What came of an attempt: a simulation, or a failure in words; or what to try again."""
+
+    found: Simulation | None = None
+    failure: str = ""
+    notes: list[str] = field(default_factory=list)
+    updates: int = 0
+    way: str = ""
+    again: dict | None = None
+
+
+@dataclass
+class Attempt:
+    """One run of a script in its process. `asked` are the attributes of `Script`, `card` the
+    keywords of `simulate`; `limited` says whether memory may run out."""
+
+    asked: dict
+    card: dict
+    limited: bool = True
+    environment: dict = field(default_factory=dict)
+
+    def __call__(self, base: str, tell: Callable) -> Outcome:
+        path, outcome = self.asked["path"], Outcome()
+        folders = [os.getcwd()]
+        if not self.asked["module"]:
+            folders.append(os.path.dirname(os.path.abspath(path)))
+        try:
+            outcome.way = view.enter(base, folders, self.asked["network"], self.asked["ways"])
+            run = Run(self, base, outcome, tell)
+            outcome.found = simulate(run, **self.card)
+        except Again as again:
+            outcome.again = dict(limited=self.limited, environment=self.environment) | again.args[0]
+        except (Failure, ValueError, OSError) as error:
+            outcome.failure = str(error)
+        return outcome
+
+
+class Run:
+    """The function that `simulate` calls, and what is put around it."""
+
+    def __init__(self, attempt: Attempt, base: str, outcome: Outcome, tell: Callable):
+        self.attempt, self.outcome, self.tell = attempt, outcome, tell
+        self.asked, self.base, self.taken = attempt.asked, base, Counter()
+        self.began, self.me, self.ends = time.monotonic(), os.getpid(), []
+
+    def note(self, text: str) -> None:
+        if text not in self.outcome.notes:
+            self.outcome.notes.append(text)
+
+    def where_is(self, text: str) -> str:
+        """An argument or path, as the view has it."""
+        return view.place(text, self.base, self.outcome.way) if os.path.isabs(text) else text
+
+    @contextmanager
+    def inside(self, trace: Trace) -> Iterator[None]:
+        """What `simulate` puts around the run. Nothing is put back: the process ends with it."""
+        self.trace, asked = trace, self.asked
+        limit = asked["memory"] - asked["context"] if self.attempt.limited else None
+        self.memory = cards.Memory(trace, limit)
+        self.where = where = Where(trace, self.taken, self.memory)
+        path = asked["path"] if asked["module"] else self.where_is(os.path.abspath(asked["path"]))
+        self.path = path if os.path.isabs(asked["path"]) else asked["path"]
+        folder = os.getcwd() if asked["module"] else os.path.dirname(path)
+        os.environ.update(QUIET | self.attempt.environment)
+        sys.argv = [self.path, *map(self.where_is, asked["arguments"])]
+        sys.path.insert(0, folder)
+        sys.dont_write_bytecode = True
+        logging.disable()
+        logging.root.handlers = []
+        _forget(folder)
+        sys.addaudithook(self.heard)
+        signal.signal(signal.SIGALRM, self.tick)
+        signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+        with where, Moves(where) as moves:
+            answers = cards.answers(trace, asked, self.memory, self.note)
+            for owner, name, value in (*answers, *changes(self, where, moves)):
+                setattr(owner, name, value)
+            yield
+
+    def tick(self, *_) -> None:
+        """Twice a second: say how far it is; at the end of its time stop."""
+        passes = len(self.trace.passes)
+        done = min(self.taken.values(), default=self.where.by_hand)
+        self.tell({"forward passes": passes, f"of {UPDATES} updates": done})
+        if time.monotonic() - self.began > self.asked["seconds"]:
+            raise TimeOver
+
+    def heard(self, event: str, given: tuple) -> None:
+        """Python's audit hook: a program is started. One that trains is not predicted here."""
+        if event not in view.PROGRAMS or os.getpid() != self.me:
+            return
+        command = given[0] if event == "os.system" else given[1]
+        words = command if isinstance(command, list | tuple) else shlex.split(os.fsdecode(command))
+        words = [os.fsdecode(word) for word in words]
+        if event == "os.exec" or _trains(words):
+            raise Stop(STARTS.format(shlex.join(words)))
+
+    def count(self, optimizer, *_) -> None:
+        """An optimizer took a step."""
+        trace, ends, me = self.trace, self.ends, id(optimizer)
+        self.taken[me] += 1
+        if trace.phases[-1] == "between steps":
+            ends.append((me, len(trace.phases) - 1, len(trace.events) - 1))
+        done, since = min(self.taken.values()), next((k for o, k, _ in ends if o == me), 0)
+        # One that an evaluation precedes is not like the others: then the next one tells.
+        late = done == UPDATES and any(_evaluated(op, since) for op in trace.work.operations)
+        if done >= UPDATES and not late:
+            raise Stop
+
+    def __call__(self):
+        """Run it until each of its optimizers has taken two steps; its variables are returned."""
+        main = types.ModuleType("__main__")
+        hook = register_optimizer_step_post_hook(self.count)
+        sys.modules["__main__"] = main
+        error = None
+        try:
+            for code in cells_or_code(self.path, self.asked["module"], main):
+                exec(code, main.__dict__)
+        except (Exception, SystemExit, Stop, TimeOver) as raised:
+            error = raised
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            hook.remove()
+        self.judge(error)
+        for one, phase, event in self.ends:  # of several, as in a GAN, the last one ends a step
+            if one != self.ends[-1][0]:
+                self.trace.phases[phase] = self.trace.events[event] = "optimizer step"
+        return main
+
+    def judge(self, error: BaseException | None) -> None:
+        """Whether what was seen is an answer, and what is to be said of it."""
+        self.outcome.updates = updates = min(self.taken.values(), default=self.where.by_hand)
+        out = self.memory.ran_out
+        if self.attempt.limited and out and (not updates or _is(error, torch.OutOfMemoryError)):
+            raise Again(dict(limited=False))  # and say how much it would have needed
+        if not self.attempt.environment and str(error) in ALONE:
+            raise Again(dict(environment=PROCESS))
+        refused = isinstance(error, Exception) or isinstance(error, Stop) and str(error)
+        status = error.code if isinstance(error, SystemExit) else None
+        passes = self.trace.passes and set(self.trace.kind) > {HOST}
+        if refused or status and not updates:
+            raise Failure(why(error, Printed.tail))
+        if set(self.trace.kind) <= {HOST} and updates:
+            raise Failure(NOTHING_THERE)
+        if not updates and not passes:
+            raise Failure(self.over(error) if isinstance(error, TimeOver) else NEVER)
+        if not updates:
+            back = "backward" in self.trace.phases
+            self.note(NOT_UPDATED.format("forward and backward passes" if back else "forward passes"))
+        elif not self.taken:
+            self.note(BY_HAND)
+        if updates and updates < UPDATES:
+            self.note(ONE_UPDATE)
+        if isinstance(error, TimeOver):
+            self.note(f"Stopped when its {self.over(error).split(' in ', 1)[1]}.")
+        if self.attempt.environment:
+            self.note(ONE_PROCESS)
+        if out:
+            batch = f", {self.trace.batch:,} samples at once" if self.trace.batch else ""
+            self.note(RAN_OUT.format("once" if out == 1 else f"{out} times", batch))
+
+    def over(self, error: BaseException) -> str:
+        place = stood_now(error)
+        at = f" it stood in {place}" if place else ""
+        return f"took no update in {self.asked['seconds']:.0f} s were over;{at}"
+
+
+def _is(error, kind: type) -> bool:
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _evaluated(op, since: int) -> bool:
+    return op.phase >= since and (op.kind, op.issued) == ("product", "no gradients")
+
+
+def _trains(words: list[str]) -> bool:
+    """Whether a command starts a script of Python's, or a launcher of several."""
+    name = os.path.basename(words[0]) if words else ""
+    if name.startswith("python"):
+        given = [word for word in words[1:] if not word.startswith("-")] or [""]
+        launched = given[0].split(".")[0] in (*LAUNCHERS, "torch") and "-m" in words
+        return launched or given[0].endswith(".py") and "-c" not in words
+    return name in LAUNCHERS
+
+
+def _forget(folder: str) -> None:
+    """What libraries remember of the machine, and modules that have names of the script's own."""
+    libraries = (transformers.utils.import_utils, transformers.utils.generic)
+    for function in (f for library in libraries for f in vars(library).values()):
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
+    for name in list(sys.modules):
+        own = Path(folder, name.split(".")[0])
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if (own.is_dir() or own.with_suffix(".py").is_file()) and "site-packages" not in file:
+            if not file.startswith(sys.base_prefix) and not name.startswith("fake_cuda"):
+                del sys.modules[name]

@@ -1,0 +1,98 @@
+"""Why a script gave no answer, in one sentence: whose fault it is, and where it stood."""
+
+import linecache
+import site
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+
+from ..simulation import MISTAKES, NO_VALUES
+
+SEVERAL = (
+    "asks for several processes, and one is predicted: run it with one, as torchrun would with "
+    "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 in front of the command"
+)
+SEVERAL_CARDS = "puts tensors on {}: one card is predicted, which is cuda:0"
+OFFLINE = "ConnectionError|ConnectError|LocalEntryNotFound|OfflineModeIsEnabled|URLError|gaierror"
+OFFLINE += "|HfHubHTTPError|MaxRetryError|connect to 'https|Face Hub|urlopen|Network is unreach"
+ALONE = ("'RANK'", "'LOCAL_RANK'", "'WORLD_SIZE'", "'MASTER_ADDR'", "'LOCAL_WORLD_SIZE'")
+
+
+class Stop(BaseException):
+    """The script has taken its updates; or, with a text, may not go on."""
+
+
+class TimeOver(BaseException):
+    """The script had its seconds."""
+
+
+def _libraries() -> tuple[str, ...]:
+    paths = [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])]
+    paths += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return (*(path.rstrip("/") + "/" for path in paths), "<frozen", sys.prefix + "/lib")
+
+
+def stood(frames) -> str:
+    """The last line of the user's own among the frames of a traceback, as text."""
+    own = [f for f in frames if not f.filename.startswith(_libraries())]
+    if not own:
+        return ""
+    file, number = own[-1].filename, own[-1].lineno
+    line = (own[-1].line or linecache.getline(file, number)).strip()
+    shown = f": `{line[:100]}`" if line else ""
+    return f"line {number} of {Path(file).name}{shown}"
+
+
+def stood_now(error: BaseException) -> str:
+    """Where the user's own code stood when an exception came."""
+    return stood(traceback.extract_tb(error.__traceback__))
+
+
+def ours(error: BaseException) -> bool:
+    """Whether the simulation raised it: in a function of its own, or where tensors are faked."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    here = str(Path(__file__).parents[1])
+    fakes = ("_subclasses/fake", "_prims_common/", "torch/_meta_registrations")
+    return any(f.filename.startswith(here) or any(x in f.filename for x in fakes) for f in last)
+
+
+def why(error: BaseException, printed: str) -> str:
+    """A few words about a script that ended early."""
+    chain, said = [error], " ".join(str(error).split())[:300]
+    while cause := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(cause)
+    words = " ".join(f"{type(one).__mro__} {one}" for one in chain)
+    place = stood_now(error)
+    at = f" in {place}" if place else ""
+    if isinstance(error, Stop):
+        return said
+    if said in ALONE or "_share_fd_" in words:
+        return SEVERAL
+    if isinstance(error, SystemExit):
+        last = [f"status {error.code}", *printed.strip().splitlines()][-1][:300]
+        return f"ended before it took an update: {said if error.code == said else last}"
+    if any(text in words for text in OFFLINE.split("|")):
+        return (
+            f"needs a hub or another address{at}, and the network is closed to it: fetch it first, "
+            f"or open the network with --network ({said})"
+        )
+    if isinstance(error, ModuleNotFoundError):
+        here = any(Path(f"{error.name}{end}").exists() for end in ("", ".py"))
+        advice = ": set PYTHONPATH=. to find it in this folder" if here else ""
+        return f"needs the module {error.name}, which is not installed{advice}"
+    if "no known parent package" in words:
+        return "is a module of a package: name it so, as in `-m package.module`"
+    if isinstance(error, EOFError) and place and "input" in place:
+        return f"waits for input{at}, and nobody answers: give the answer as an argument"
+    if "Inappropriate ioctl" in words + printed[-2000:] or "not a terminal" in words:
+        return f"needs a terminal{at}, and this is none"
+    if "DataDependentOutput" in words or "DynamicOutputShape" in words:
+        return f"cannot be predicted{at}: {NO_VALUES}"
+    for text, mistake in MISTAKES.items():
+        if text in words:
+            return f"stops{at}, which the simulation cannot do: it uses {mistake}"
+    kind = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    if ours(error):
+        return f"stops{at} because of the simulation, not of the script: {kind}"
+    return f"fails by itself{at}: {kind}"

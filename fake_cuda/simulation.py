@@ -179,8 +179,7 @@ def _replay(events: list, kinds: list[str], sizes: list[int], cuda: bool, since:
     taken = {}  # CUDA counts a tensor's whole block, also what the allocator does not split off
     since = places[since] if since else 0
     for at, (i, size) in enumerate(log, start=1):
-        if at == since:  # memory had run out, which empties the cache
-            allocator.empty_cache()
+        if at == since:  # memory had run out
             allocator.peak = allocator.reserved
         if cuda:
             allocator.step(i, size)

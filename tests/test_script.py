@@ -8,9 +8,11 @@ import textwrap
 import pytest
 import torch
 
-from fake_cuda import script, simulate
+from fake_cuda import simulate
 from fake_cuda.cost import Card
-from fake_cuda.script import BY_HAND, COMPILED, ONE_UPDATE, Script
+from fake_cuda.scripts import Script, changes
+from fake_cuda.scripts.run import BY_HAND, ONE_UPDATE
+from fake_cuda.scripts.changes import COMPILED
 from helpers.__main__ import main
 
 MODEL = """
@@ -90,7 +92,7 @@ def test_its_arguments_reach_it_and_it_stops(write):
     path = write(LOOP)
     script = Script(path, ["--batch", "64"])
     large = simulate(script, (8, 0)).peak_allocated
-    assert list(script.taken.values()) == [2] and script.printed.startswith("1.000 1.00 ")
+    assert script.updates == 2 and script.printed.startswith("1.000 1.00 ")
     assert large > simulate(Script(path), (8, 0)).peak_allocated and script.note == ""
 
 
@@ -217,7 +219,7 @@ def test_what_is_not_written_in_python_stays_away_from_the_users_files(write, tm
     ],
 )
 def test_bad_input_is_one_sentence(write, text, said, capsys, monkeypatch):
-    monkeypatch.setattr(script, "PASSES", 9)
+    monkeypatch.setattr(changes, "PASSES", 9)
     assert main(["predict", "--gpu", "T4", "--script", write(text)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and said in err and "Traceback" not in err
@@ -343,7 +345,7 @@ def test_weights_that_the_script_writes_itself_are_updates(write, write_weight):
     by_hand = plain.replace("optimizer.step()", by_hand).replace("optimizer.zero", "model.zero")
     script = Script(write(by_hand.replace("optimizer =", "unused =")))
     found, known = (simulate(s, card=T4) for s in (script, Script(write(plain, "sgd.py"))))
-    assert script.note == BY_HAND and script.where.by_hand == 2
+    assert script.note == BY_HAND
     assert found.peak_allocated == pytest.approx(known.peak_allocated, rel=0.01)
     gradients = [each.peak_by_category["gradients"] for each in (found, known)]
     assert gradients[0] == gradients[1] > 0

@@ -71,6 +71,9 @@ class Memory(Allocator):
             self.empty_cache()  # as torch does before it gives up
             if self.reserved > self.limit:
                 self.ran_out, self.pending = self.ran_out + 1, True
+                self.release(i)  # it was never there
+                self.trace.kind[i], self.peak = HOST, peak
+                self.trace.empty_cache()
                 raise torch.OutOfMemoryError(
                     f"CUDA out of memory. Tried to allocate {size / 2**30:.2f} GiB. GPU 0 has a "
                     f"total capacity of {self.limit / 2**30:.2f} GiB."

@@ -2,17 +2,20 @@
 
 import json
 import os
+import re
 import sys
 import textwrap
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from fake_cuda import simulate
 from fake_cuda.cost import Card
-from fake_cuda.scripts import Script, changes
-from fake_cuda.scripts.run import BY_HAND, ONE_UPDATE
+from fake_cuda.scripts import Script, apart, changes, host
 from fake_cuda.scripts.changes import COMPILED
+from fake_cuda.scripts.run import BY_HAND, ONE_UPDATE
 from helpers.__main__ import main
 
 MODEL = """
@@ -194,21 +197,19 @@ def test_what_is_not_written_in_python_stays_away_from_the_users_files(write, tm
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("print('hello')", "never updates a model"),
+        ("print('hello')", "never runs a model"),
         (MODEL + "model = build()" + UPDATE.replace(", device='cuda'", ""), "nothing on the card"),
-        (MODEL + "build().cuda()(torch.randn(2, 32).cuda()).sum().backward()", "no optimizer took"),
-        (
-            MODEL + "x = build().cuda()\nwhile True: x[2].weight.sum().backward()",
-            "took a step in 9",
-        ),
+        (MODEL + "x = build().cuda()[2]\nwhile True: x.weight.sum().backward()", "never runs a"),
         ("import torch\ntorch.distributed.init_process_group('nccl')", "several processes"),
-        ("import os\nos.environ['LOCAL_RANK']", "several processes"),
+        ("import os\nassert os.environ['LOCAL_RANK'] == '1'", "fails by itself in line 2"),
         (MODEL + "build().cuda().share_memory()", "several processes"),
         ("raise KeyError", "KeyError"),
-        ("input('Which run? ')", "EOF when reading a line"),
+        ("x = [\n    input('Which run? ')]", "waits for input in line 2 of train.py: `input('Wh"),
+        ("raise OSError(25, 'Inappropriate ioctl for device')", "needs a terminal in line 1"),
+        ("from . import x", "as in `-m package.module`"),
         ("raise RuntimeError('got: <urlopen error [Errno -2]>')", "needs a hub or another address"),
         ("import torch\ntorch.multiprocessing.spawn(print, nprocs=2)", "several processes"),
-        ("x = 1\nx.y", "fails by itself in line 2: AttributeError"),
+        ("x = 1\nx.y", "fails by itself in line 2 of train.py: `x.y`: Attrib"),
         ("import nowhere_to_be_found", "needs the module nowhere_to_be_found"),
         ("raise ConnectionError('no route')", "needs a hub or another address"),
         ("raise ValueError('no template: see https://huggingface.co/docs')", "fails by itself"),
@@ -216,6 +217,12 @@ def test_what_is_not_written_in_python_stays_away_from_the_users_files(write, tm
         ("import argparse\nargparse.ArgumentParser().parse_args(['-x'])", "unrecognized arguments"),
         ("def", "SyntaxError"),
         (MODEL + "x = build().cuda()(torch.ones(2, 32).cuda())\nx[x > 0]", "tensors' values"),
+        ("import os\nos.system('torchrun --nproc-per-node 2 x.py')", "another program to train"),
+        ("import subprocess, sys\nsubprocess.run([sys.executable, 'x.py'])", "x.py`: give that"),
+        ("import os\nos.execvp('ls', ['ls'])", "another program to train, `ls`"),
+        ("import os\nos.kill(os.getpid(), 9)", "ended by the system"),
+        ("import os\nos._exit(3)", "ended before it took an update: status 3"),
+        ("import torch\nx = torch.zeros(2).to('cuda:1')", "one card is predicted, which is cuda:0"),
     ],
 )
 def test_bad_input_is_one_sentence(write, text, said, capsys, monkeypatch):
@@ -223,6 +230,180 @@ def test_bad_input_is_one_sentence(write, text, said, capsys, monkeypatch):
     assert main(["predict", "--gpu", "T4", "--script", write(text)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and said in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", ["a folder", "not Python", "not readable"])
+def test_what_is_no_script_is_one_sentence(write, tmp_path, name, capsys):
+    path = Path(write("x = 1"))
+    if name == "a folder":
+        path = tmp_path
+    elif name == "not Python":
+        path.write_bytes(b"\x7fELF\0\0")
+    elif os.getuid() == 0:
+        pytest.skip("root may read everything")
+    else:
+        path.chmod(0)
+    assert main(["predict", "--gpu", "T4", "--script", str(path)]) == 2
+    said = {"a folder": "is a folder", "not Python": "is not Python"}.get(name, "may not be read")
+    assert said in capsys.readouterr().err
+
+
+def test_the_fault_is_named_in_a_file_beside_the_script(write):
+    write("def mix(x):\n    return x.no_such_thing\n", "beside.py")
+    path = write(MODEL + "import beside\nbeside.mix(build().cuda()[0].weight)")
+    with pytest.raises(ValueError, match="line 2 of beside.py: `return x.no_such_thing`: Attr"):
+        simulate(Script(path), (8, 0))
+
+
+def test_a_fault_of_the_simulation_is_not_the_scripts(write, monkeypatch):
+    monkeypatch.setattr(host, "math", None)
+    path = write(MODEL + "x = torch.randn(99).cuda()")
+    with pytest.raises(
+        ValueError, match="line . of train.py.*because of the simulation, not of the script"
+    ):
+        simulate(Script(path), (8, 0))
+
+
+def test_time_over_says_where_the_script_stood(write, capsys):
+    never = ["predict", "--gpu", "T4", "--timeout", "1", "--script"]
+    assert main([*never, write("while True:\n    pass")]) == 2
+    assert re.search(r"in 1 s, in line \d of train.py: `.*`: --timeout", capsys.readouterr().err)
+    forwards = "model, x = build().cuda(), torch.randn(4, 32).cuda()\nwhile True: model(x)"
+    assert main([*never, write(MODEL + forwards)]) == 0
+    assert "stopped after 1 s, in line 5 of train.py: `while" in capsys.readouterr().out
+
+
+def test_a_script_that_does_not_react_is_ended(write, monkeypatch):
+    monkeypatch.setattr(apart, "GRACE", 1.0)
+    deaf = "import time\nwhile True:\n    try: time.sleep(9)\n    except BaseException: pass"
+    with pytest.raises(ValueError, match=r"in 1 s and does not react: .*train.py\", line [34]"):
+        simulate(Script(write(deaf), seconds=1), (8, 0))
+
+
+def test_progress_is_said(write):
+    lines = []
+    simulate(Script(write(LOOP + "import time"), say=lines.append), (8, 0))
+    slow = "import time\ntime.sleep(1.2)\n" + LOOP
+    simulate(Script(write(slow), say=lines.append), (8, 0))
+    assert any("forward passes, 0 of 2 updates" in line for line in lines), lines
+
+
+def test_a_script_that_updates_nothing_is_answered_and_says_so(write):
+    evaluates = """
+    model, x = build().cuda().eval(), torch.randn(64, 32).cuda()
+    with torch.no_grad():
+        for _ in range(PASSES):
+            model(x)
+    """
+    found = []
+    for passes in "17":
+        script = Script(write(MODEL + textwrap.dedent(evaluates).replace("PASSES", passes)))
+        found.append(simulate(script, card=T4))
+        assert "Nothing was updated" in script.note and "forward passes" in script.note
+    assert found[0].peak_allocated == found[1].peak_allocated
+    assert found[0].by_category["gradients"] == found[0].by_category["optimizer states"] == 0
+
+
+def test_a_script_leaves_no_process_and_no_thread_behind(write):
+    ends = MODEL + "model = build().cuda()\nimport os, threading, time\n"
+    ends += "threading.Thread(target=lambda: [time.sleep(1) for _ in iter(int, 1)]).start()\n"
+    ends += "if os.fork() == 0: time.sleep(1000)\n"
+    script = Script(write(ends + UPDATE.replace("range(9)", "range(1)") + "os._exit(0)"))
+    simulate(script, (8, 0))
+    assert script.note == ONE_UPDATE
+    assert not [p for p in psutil.Process().children(recursive=True) if p.status() != "zombie"]
+
+
+LARGER = """
+optimizer, batch = torch.optim.SGD((model := build().cuda()).parameters()), 2**24
+while batch:
+    try:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(batch, 32, device="cuda")).sum().backward()
+            optimizer.step()
+        break
+    except torch.OutOfMemoryError as error:
+        assert "CUDA out of memory" in str(error)
+        optimizer.zero_grad()
+        torch.cuda.empty_cache()
+        batch //= 2
+"""
+
+
+def test_a_script_that_looks_for_its_batch_finds_the_one_that_fits(write):
+    script = Script(write(MODEL + LARGER), memory=2**30)
+    found = simulate(script, (8, 0))
+    batch = int(script.note.split("it came to, ")[1].split()[0].replace(",", ""))
+    at_once = MODEL + LARGER.replace("2**24", "batch")
+    one, two = (at_once.replace("batch\n", f"{n}\n", 1) for n in (batch, 2 * batch))
+    assert "out of memory" in script.note and found.peak_reserved <= 2**30
+    known = simulate(Script(write(one), memory=2**30), (8, 0))
+    assert found.peak_allocated == pytest.approx(known.peak_allocated, rel=0.05)
+    twice = simulate(Script(write(two)), (8, 0))
+    assert twice.peak_reserved > 2**30
+
+
+def test_accelerate_finds_a_batch_that_fits(write):
+    search = """
+    from accelerate.utils import find_executable_batch_size
+    @find_executable_batch_size(starting_batch_size=2**24)
+    def train(batch_size):
+        model = build().cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(batch_size, 32, device="cuda")).sum().backward()
+            optimizer.step()
+    train()
+    """
+    script = Script(write(MODEL + textwrap.dedent(search)), memory=2**30)
+    assert simulate(script, (8, 0)).peak_reserved <= 2**30 and "and went on" in script.note
+
+
+def test_one_that_does_not_fit_says_how_much_it_would_need(write):
+    path = write(MODEL + "model = build().cuda()" + UPDATE)
+    small, large = (Script(path, memory=n) for n in (2**20, 2**35))
+    needs = [simulate(script, (8, 0)).peak_reserved for script in (small, large)]
+    assert needs[0] == needs[1] > 2**20 and small.note == large.note == ""
+
+
+def test_a_notebook_runs_its_code_cells(write):
+    def cell(text, kind="code"):
+        return {"cell_type": kind, "source": text.splitlines(keepends=True)}
+
+    magic = "%matplotlib inline\n!pip install nothing\nmodel = build().cuda()"
+    cells = [cell("# Title", "markdown"), cell(MODEL), cell("%%bash\nexit 1"), cell(magic)]
+    path = write(json.dumps({"cells": [*cells, cell(UPDATE)]}), "lesson.ipynb")
+    assert simulate(Script(path), (8, 0)).by_category["optimizer states"] > 0
+    path = write(json.dumps({"cells": [*cells, cell("x = 1\nx.y")]}), "lesson.ipynb")
+    with pytest.raises(ValueError, match="line 2 of lesson.ipynb, cell 4: `x.y`"):
+        simulate(Script(path), (8, 0))
+
+
+def test_a_module_of_a_package(write, tmp_path, capsys):
+    (tmp_path / "pack").mkdir()
+    write("", "pack/__init__.py")
+    write(MODEL, "pack/parts.py")
+    write("from .parts import build, torch\nmodel = build().cuda()" + UPDATE, "pack/train.py")
+    assert main(["predict", "--gpu", "T4", "-m", "pack.train"]) == 0
+    assert "optimizer states" in capsys.readouterr().out
+    assert main(["predict", "--gpu", "T4", "-m", "pack.nothing"]) == 2
+    assert "needs the module pack.nothing" in capsys.readouterr().err
+
+
+def test_a_script_may_delete_itself(write, tmp_path):
+    path = write(MODEL + "import os\nos.remove(__file__)\nmodel = build().cuda()" + UPDATE)
+    simulate(Script(path), (8, 0))
+    assert os.path.exists(path)
+
+
+def test_a_scripts_own_modules_come_before_ours(write):
+    write("x = 5", "helpers.py")
+    script = Script(
+        write(MODEL + "import helpers\nassert helpers.x == 5\nmodel = build().cuda()" + UPDATE)
+    )
+    simulate(script, (8, 0))
 
 
 def test_the_command(write, capsys):

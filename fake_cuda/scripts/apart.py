@@ -51,12 +51,12 @@ class Ended(Exception):
 
 
 def apart(work: Callable, *, seconds: float, heard: Callable, printed: io.BytesIO) -> object:
-    """What `work(base, tell)` returns, run in a process of its own.
+    """What `work(base, tell)` returns, run in a process of its own, which has `seconds` and ten more.
 
     `base` is the name of an empty folder that is removed afterwards. What `work` tells is handed
     to `heard(message)`, which is also called with None twice a second. What it prints goes to
-    `printed`, the last 64 KiB. It should
-    answer within `seconds`, and has ten more. Its exceptions are raised here. `Ended` if it ends, or is ended, without an answer.
+    `printed`, the last 64 KiB. Its exceptions are raised here. `Ended` if it ends, or is ended,
+    without an answer.
     """
     answers, theirs = Pipe(duplex=False)
     reads, writes = os.pipe()
@@ -171,7 +171,7 @@ def _keep(work, base, theirs: Connection, writes: int, leash: int, seconds: floa
         _end_all(worker)
     finally:
         shutil.rmtree(base, ignore_errors=True)
-        os._exit(status % 256)
+        os._exit(status if status >= 0 else 128 - status)  # as a shell says it
 
 
 def _end_all(worker: int) -> None:

@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 import time
+import traceback
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,16 +32,18 @@ from .apart import Printed
 from .changes import changes
 from .host import UPDATES, Moves, Where
 from .source import cells_or_code
-from .words import ALONE, Stop, TimeOver, stood_now, why
+from .words import ALONE, Stop, TimeOver, in_line, why
 
 ONE_UPDATE = "It took one update only: from the second on, an optimizer's states stand all along."
 BY_HAND = "No optimizer took a step: weights written after a backward pass are its updates."
 NOT_UPDATED = (
     "Nothing was updated: no optimizer took a step and no weight was written. This is the memory "
-    "of its {}, and the time of the last one."
+    "of its {} passes, and the time of the last one."
 )
 RAN_OUT = "It ran out of memory {} and went on: this is what it came to{}."
 ONE_PROCESS = "It was run as one process of one, as torchrun would run it."
+OVER = "took no update and ran no model in {}: --timeout gives it more time"
+STOPPED = "It was stopped after {}."
 STARTS = "starts another program to train, `{}`: give that one to the prediction"
 PROCESS = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
 PROCESS |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", GROUP_RANK="0")
@@ -103,6 +106,7 @@ class Run:
         self.attempt, self.outcome, self.tell = attempt, outcome, tell
         self.asked, self.base, self.taken = attempt.asked, base, Counter()
         self.began, self.me, self.ends = time.monotonic(), os.getpid(), []
+        self.leave = os._exit  # which the script is given another of
 
     def note(self, text: str) -> None:
         if text not in self.outcome.notes:
@@ -182,6 +186,9 @@ class Run:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             hook.remove()
+        if os.getpid() != self.me:  # a process that the script forked, and that came to its end
+            traceback.print_exception(error)
+            self.leave(0 if error is None else 1)
         self.judge(error)
         for one, phase, event in self.ends:  # of several, as in a GAN, the last one ends a step
             if one != self.ends[-1][0]:
@@ -203,27 +210,25 @@ class Run:
             raise Failure(why(error, Printed.tail))
         if set(self.trace.kind) <= {HOST} and updates:
             raise Failure(NOTHING_THERE)
+        over = isinstance(error, TimeOver) and f"{self.asked['seconds']:.0f} s,{in_line(error)}"
         if not updates and not passes:
-            raise Failure(self.over(error) if isinstance(error, TimeOver) else NEVER)
+            raise Failure(OVER.format(over) if over else NEVER)
         if not updates:
             back = "backward" in self.trace.phases
-            self.note(NOT_UPDATED.format("forward and backward passes" if back else "forward passes"))
+            self.note(
+                NOT_UPDATED.format("forward and backward passes" if back else "forward passes")
+            )
         elif not self.taken:
             self.note(BY_HAND)
         if updates and updates < UPDATES:
             self.note(ONE_UPDATE)
-        if isinstance(error, TimeOver):
-            self.note(f"Stopped when its {self.over(error).split(' in ', 1)[1]}.")
+        if over:
+            self.note(STOPPED.format(over))
         if self.attempt.environment:
             self.note(ONE_PROCESS)
         if out:
             batch = f", {self.trace.batch:,} samples at once" if self.trace.batch else ""
             self.note(RAN_OUT.format("once" if out == 1 else f"{out} times", batch))
-
-    def over(self, error: BaseException) -> str:
-        place = stood_now(error)
-        at = f" it stood in {place}" if place else ""
-        return f"took no update in {self.asked['seconds']:.0f} s were over;{at}"
 
 
 def _is(error, kind: type) -> bool:

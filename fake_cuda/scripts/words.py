@@ -44,9 +44,10 @@ def stood(frames) -> str:
     return f"line {number} of {Path(file).name}{shown}"
 
 
-def stood_now(error: BaseException) -> str:
-    """Where the user's own code stood when an exception came."""
-    return stood(traceback.extract_tb(error.__traceback__))
+def in_line(error: BaseException) -> str:
+    """Where the user's own code stood: " in line 5 of train.py: `its text`", or nothing."""
+    place = stood(traceback.extract_tb(error.__traceback__))
+    return f" in {place}" if place else ""
 
 
 def ours(error: BaseException) -> bool:
@@ -63,8 +64,7 @@ def why(error: BaseException, printed: str) -> str:
     while cause := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(cause)
     words = " ".join(f"{type(one).__mro__} {one}" for one in chain)
-    place = stood_now(error)
-    at = f" in {place}" if place else ""
+    at = in_line(error)
     if isinstance(error, Stop):
         return said
     if said in ALONE or "_share_fd_" in words:
@@ -83,7 +83,7 @@ def why(error: BaseException, printed: str) -> str:
         return f"needs the module {error.name}, which is not installed{advice}"
     if "no known parent package" in words:
         return "is a module of a package: name it so, as in `-m package.module`"
-    if isinstance(error, EOFError) and place and "input" in place:
+    if isinstance(error, EOFError) and "input" in at:
         return f"waits for input{at}, and nobody answers: give the answer as an argument"
     if "Inappropriate ioctl" in words + printed[-2000:] or "not a terminal" in words:
         return f"needs a terminal{at}, and this is none"

@@ -257,10 +257,11 @@ def test_the_fault_is_named_in_a_file_beside_the_script(write):
 
 def test_a_fault_of_the_simulation_is_not_the_scripts(write, monkeypatch):
     monkeypatch.setattr(host, "math", None)
-    path = write(MODEL + "x = torch.randn(99).cuda()")
-    with pytest.raises(
-        ValueError, match="line . of train.py.*because of the simulation, not of the script"
-    ):
+    path, said = (
+        write(MODEL + "build().cuda()"),
+        "line . of train.py.* because of the simulation, not",
+    )
+    with pytest.raises(ValueError, match=said):
         simulate(Script(path), (8, 0))
 
 
@@ -270,7 +271,7 @@ def test_time_over_says_where_the_script_stood(write, capsys):
     assert re.search(r"in 1 s, in line \d of train.py: `.*`: --timeout", capsys.readouterr().err)
     forwards = "model, x = build().cuda(), torch.randn(4, 32).cuda()\nwhile True: model(x)"
     assert main([*never, write(MODEL + forwards)]) == 0
-    assert "stopped after 1 s, in line 5 of train.py: `while" in capsys.readouterr().out
+    assert re.search(r"stopped after 1 s, in line \d of train.py: `", capsys.readouterr().out)
 
 
 def test_a_script_that_does_not_react_is_ended(write, monkeypatch):

@@ -51,12 +51,12 @@ class Ended(Exception):
 
 
 def apart(work: Callable, *, seconds: float, heard: Callable, printed: io.BytesIO) -> object:
-    """What `work(base, tell)` returns, run in a process of its own, which has `seconds` and ten more.
+    """What `work(base, tell)` returns, run in a process of its own.
 
-    `base` is the name of an empty folder that is removed afterwards. What `work` tells is handed
-    to `heard(message)`, which is also called with None twice a second. What it prints goes to
-    `printed`, the last 64 KiB. Its exceptions are raised here. `Ended` if it ends, or is ended,
-    without an answer.
+    It has `seconds`, and ten more. `base` is the name of an empty folder that is removed
+    afterwards. What `work` tells is handed to `heard(message)`, which is also called with None
+    twice a second. What it prints goes to `printed`, the last 64 KiB. Its exceptions are raised
+    here. `Ended` if it ends, or is ended, without an answer.
     """
     answers, theirs = Pipe(duplex=False)
     reads, writes = os.pipe()

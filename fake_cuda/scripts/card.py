@@ -83,13 +83,10 @@ class Memory(Allocator):
 
 def answers(trace: Trace, asked: dict, memory: Memory, note) -> Iterator[tuple]:
     """(owner, name, function) of what torch says of the card; functions not named do nothing.
-    `asked` has its name, its memory and what a CUDA context takes of that; `note` is called with a sentence where something is run otherwise than asked."""
-    cuda, capability, name, total = (
-        torch.cuda,
-        trace.card.capability,
-        asked["card"],
-        asked["memory"],
-    )
+    `asked` has its name, its memory and what a CUDA context takes of that; `note` is called with
+    a sentence where something is run otherwise than asked."""
+    cuda, capability = torch.cuda, trace.card.capability
+    name, total = asked["card"], asked["memory"]
 
     def free(*_):
         return total - asked["context"] - memory.now().reserved, total

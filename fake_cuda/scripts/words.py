@@ -30,12 +30,12 @@ class TimeOver(BaseException):
 def _libraries() -> tuple[str, ...]:
     paths = [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])]
     paths += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return (*(path.rstrip("/") + "/" for path in paths), "<frozen", sys.prefix + "/lib")
+    return (*(path.rstrip("/") + "/" for path in paths), sys.prefix + "/lib")
 
 
 def stood(frames) -> str:
     """The last line of the user's own among the frames of a traceback, as text."""
-    own = [f for f in frames if not f.filename.startswith(_libraries())]
+    own = [f for f in frames if not f.filename.startswith(("<", *_libraries()))]
     if not own:
         return ""
     file, number = own[-1].filename, own[-1].lineno

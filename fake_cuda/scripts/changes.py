@@ -14,11 +14,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..trace import FakeTensor
+from . import guesses
 from .host import Moves, Where, _is_card
 from .words import SEVERAL, Stop
 
 COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
 PASSES = 1000
+NEW_FAKE = FakeTensor.__new__
 SAVE_FILE = safetensors.torch.save_file  # whose tensors are read where they lie
 EMPTY_FILE = (lambda tensors, filename, metadata=None: open(filename, "wb").close()).__code__
 
@@ -32,6 +34,7 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
 
 def _tensors(run, where: Where) -> Iterator[tuple]:
     parameter, passes = torch.nn.Parameter.__new__, itertools.count()
+    deepcopy = torch.Tensor.__deepcopy__
 
     def compiled(what=None, *_, **__):
         run.note(COMPILED)
@@ -47,13 +50,29 @@ def _tensors(run, where: Where) -> Iterator[tuple]:
             raise Stop
         torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
+    def copied(tensor, memo):
+        """A copy of a real tensor, which under modes would become a fake one."""
+        with _disable_current_modes():
+            return deepcopy(tensor, memo)
+
     yield torch, "compile", compiled
     yield torch.nn.Module, "compile", lambda module, *_, **__: compiled(module) and None
     yield torch.jit, "script", compiled
+    yield torch, "_amp_update_scale_", guesses.scaled
     yield torch.Tensor, "backward", backward  # whose functions in Python ask for devices, too
     yield FakeTensor, "device", property(where.device)
     yield torch.nn.Parameter, "__new__", new
+    yield torch.Tensor, "__deepcopy__", copied
+    yield FakeTensor, "__new__", _as_parameter
     yield torch.nn.DataParallel, "forward", lambda own, *a, **k: own.module(*a, **k)
+
+
+def _as_parameter(kind, first=None, *args, **options):
+    """Loaders make a new weight as of the old one's type, which here is a fake tensor's
+    (`set_module_tensor_to_device` in accelerate/utils/modeling.py)."""
+    if isinstance(first, torch.Tensor) and "fake_mode" not in options:
+        return torch.nn.Parameter(first, options.get("requires_grad", True))
+    return NEW_FAKE(kind, first, *args, **options)
 
 
 def _files(moves: Moves) -> Iterator[tuple]:

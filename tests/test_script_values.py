@@ -1,0 +1,169 @@
+"""What healthy scripts ask of values and libraries, of which fake tensors have none."""
+
+import textwrap
+
+import pytest
+
+from fake_cuda import simulate
+from fake_cuda.cost import Card
+from fake_cuda.scripts import Script
+
+T4 = Card("T4", (7, 5), 40, 320e9, {"fp32": 4.35e12, "fp16": 41.9e12})
+MODEL = """
+import copy, math, torch
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(32, 4096), torch.nn.Linear(4096, 4))
+"""
+LOOP = """
+model = build().cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for k in range(9):
+    x = torch.randn(16, 32, device="cuda")
+    loss = model(x).square().mean()
+    ASKED
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A function that makes a script of its text, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, *arguments, **options) -> Script:
+        (tmp_path / "train.py").write_text(MODEL + textwrap.dedent(text))
+        return Script("train.py", arguments, **options)
+
+    return write
+
+
+def loop(asked: str) -> str:
+    """The loop with these lines in it."""
+    return LOOP.replace("ASKED", textwrap.indent(textwrap.dedent(asked), "    ").strip())
+
+
+def test_numbers_are_finite_however_a_script_asks(script):
+    asked = """
+    large = model[0].weight.expand(9, 4096, 32)
+    for t in (loss, x, large):
+        assert torch.isfinite(t).all() and t.isfinite().all().item() and (t == t).all()
+        assert not torch.isnan(t).any() and not torch.isinf(t).any().item() and t.isnan().sum() == 0
+        assert not (t != t).any() and not (t.isnan() | t.isinf()).any() and (t < math.inf).all()
+        assert not (t == math.inf).any() and (t > -math.inf).all() and not t.isnan().any().cpu()
+        assert torch.isfinite(t).view(-1)[:4].clone().cpu().numpy().all()
+    if not torch.isfinite(loss) or torch.isnan(loss) or not math.isfinite(loss.item()):
+        raise FloatingPointError("loss is nan")
+    healthy = torch.tensor(True, device="cuda")
+    healthy &= torch.isfinite(loss)
+    assert healthy and torch.isfinite(x).cpu().all() and torch.isfinite(x).tolist()[0][0]
+    loss = loss[~torch.isnan(loss)].mean()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+    """
+    one = script(loop(asked))
+    simulate(one, (8, 0))
+    assert one.updates == 2 and one.note == ""
+
+
+def test_a_question_for_finite_numbers_changes_no_other_answer(script):
+    asked = "assert not (loss > 0.5) and not (x > 0).any() and (x > 0).cpu().sum() == 0"
+    one = script(loop(asked))
+    simulate(one, (8, 0))
+    assert one.updates == 2
+
+
+def test_what_is_known_comes_back_from_the_card(script):
+    asked = "assert torch.arange(5, device='cuda').cpu().tolist() == [0, 1, 2, 3, 4]"
+    one = script(loop(asked))
+    simulate(one, (8, 0))
+    assert one.updates == 2
+
+
+@pytest.mark.parametrize("first", ["", "init_scale=1024.0, growth_interval=1"])
+def test_the_scale_of_a_scaler(script, first):
+    text = f"""
+    scaler = torch.amp.GradScaler("cuda", {first})
+    model, start = build().cuda(), {1024.0 if first else 65536.0}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert scaler.get_scale() == start
+    for k in range(2):
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(torch.randn(16, 32, device="cuda")).float().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        print(scaler.get_scale(), scaler.state_dict()["scale"])
+    """
+    one = script(text)
+    simulate(one, (8, 0))
+    assert one.printed.split()[:1] == (["2048.0"] if first else ["65536.0"])
+
+
+def test_copies_of_models_and_states(script):
+    text = """
+    from torch.optim.swa_utils import AveragedModel
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.stride = build(), torch.tensor([8.0, 16.0])  # no buffer
+            self.register_buffer("order", torch.arange(4))
+
+        def forward(self, x):
+            return self.layers(x)[:, self.order]
+
+    model = Net()
+    early = copy.deepcopy(model).cuda()
+    assert early.stride.tolist() == [8, 16] and copy.deepcopy(torch.arange(3)).tolist() == [0, 1, 2]
+    shared = torch.arange(6.0)
+    pair = copy.deepcopy([shared, shared[2:]])
+    pair[0][2] = 9
+    assert pair[1][0] == 9 and shared[2] == 2
+    model.cuda()
+    average, late = AveragedModel(model), copy.deepcopy(model)
+    assert late.order.is_cuda and late.stride[0] == 8
+    optimizer = torch.optim.AdamW(model.parameters())
+    for k in range(9):
+        model(torch.randn(16, 32, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(model)
+        if k == 0:
+            state = copy.deepcopy(optimizer.state_dict())
+            optimizer.load_state_dict(state)
+            saved = copy.deepcopy(model.state_dict())
+            model.load_state_dict(saved)
+    """
+    one = script(text)
+    found = simulate(one, (8, 0))
+    weights = 4 * (33 * 4096 + 4097 * 4)
+    assert one.updates == 2
+    # The model, three copies of it, and that of its weights.
+    assert found.by_category["parameters"] == pytest.approx(5 * weights, rel=0.3)
+
+
+def test_weights_that_a_loader_makes_anew(script):
+    text = """
+    import accelerate, safetensors.torch
+    from accelerate.utils import set_module_tensor_to_device
+    weights = {name: torch.full_like(p, 2.0) for name, p in build().state_dict().items()}
+    with accelerate.init_empty_weights():
+        model = build()
+    for name, value in weights.items():
+        set_module_tensor_to_device(model, name, "cuda", value=value)
+    assert model[0].weight.is_cuda and isinstance(model[0].weight, torch.nn.Parameter)
+    assert model[0].weight.requires_grad
+    set_module_tensor_to_device(model, "0.bias", "cuda", value=torch.zeros(4096))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for k in range(9):
+        model(torch.randn(16, 32, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+    one = script(text)
+    found = simulate(one, (8, 0))
+    assert one.updates == 2
+    weights = 4 * (33 * 4096 + 4097 * 4)
+    assert found.by_category["parameters"] == pytest.approx(weights, rel=0.01)

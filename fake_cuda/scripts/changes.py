@@ -4,31 +4,24 @@ import itertools
 import multiprocessing.context
 import os
 from collections.abc import Iterator
-from contextlib import nullcontext
 
-import numpy as np
-import safetensors.torch
 import torch
-import transformers
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ..trace import FakeTensor
 from . import guesses
-from .host import Moves, Where, _is_card
+from .host import Moves, Where
+from .saved import files
 from .words import SEVERAL, Stop
 
 COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
 PASSES = 1000
 NEW_FAKE = FakeTensor.__new__
-SAVE_FILE = safetensors.torch.save_file  # whose tensors are read where they lie
-EMPTY_FILE = (lambda tensors, filename, metadata=None: open(filename, "wb").close()).__code__
 
 
 def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     """(owner, name, value) of all that is replaced for a `Run`."""
     yield from _tensors(run, where)
-    yield from _files(moves)
+    yield from files(run, where, moves)
     yield from _processes()
 
 
@@ -73,31 +66,6 @@ def _as_parameter(kind, first=None, *args, **options):
     if isinstance(first, torch.Tensor) and "fake_mode" not in options:
         return torch.nn.Parameter(first, options.get("requires_grad", True))
     return NEW_FAKE(kind, first, *args, **options)
-
-
-def _files(moves: Moves) -> Iterator[tuple]:
-    load, save = torch.load, torch.save
-
-    def loaded(*args, map_location=None, **options):
-        with _disable_current_modes():  # else torch leaves the values out
-            found = load(*args, map_location="cpu", **options)
-        return tree_map(moves.upload, found) if _is_card(map_location) else found
-
-    def saved(what, file, *_, **__):
-        """What is known is written; models and their states have no values."""
-        kinds = int | float | str | bytes | None | np.ndarray | torch.Tensor
-        found = tree_leaves(what)
-        known = all(isinstance(t, kinds) and not isinstance(t, FakeTensor) for t in found)
-        named = isinstance(file, str | os.PathLike)
-        with open(file, "wb") if named else nullcontext(file) as f, _disable_current_modes():
-            if known:
-                save(what, f)
-
-    yield torch, "load", loaded
-    yield torch, "save", saved
-    SAVE_FILE.__code__ = EMPTY_FILE  # libraries have this function by another name
-    for kind in (transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase):
-        yield kind, "save_pretrained", lambda *_, **__: None  # which are not written in Python
 
 
 def _processes() -> Iterator[tuple]:

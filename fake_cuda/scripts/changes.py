@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..trace import FakeTensor
 from .host import Moves, Where, _is_card
-from .words import SEVERAL, Stop
+from .ranks import ranks
+from .words import Stop
 
 COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
 PASSES = 1000
@@ -28,6 +29,7 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from _tensors(run, where)
     yield from _files(moves)
     yield from _processes()
+    yield from ranks(run, where, moves)
 
 
 def _tensors(run, where: Where) -> Iterator[tuple]:
@@ -53,7 +55,6 @@ def _tensors(run, where: Where) -> Iterator[tuple]:
     yield torch.Tensor, "backward", backward  # whose functions in Python ask for devices, too
     yield FakeTensor, "device", property(where.device)
     yield torch.nn.Parameter, "__new__", new
-    yield torch.nn.DataParallel, "forward", lambda own, *a, **k: own.module(*a, **k)
 
 
 def _files(moves: Moves) -> Iterator[tuple]:
@@ -84,17 +85,11 @@ def _files(moves: Moves) -> Iterator[tuple]:
 def _processes() -> Iterator[tuple]:
     me, leave = os.getpid(), os._exit
 
-    def refuse(*_, **__):
-        raise Stop(SEVERAL)
-
     def ended(status: int):
         if os.getpid() == me:
             raise SystemExit(status)
         leave(status)
 
-    yield torch.distributed, "init_process_group", refuse
-    yield torch.multiprocessing, "start_processes", refuse
-    yield torch.multiprocessing, "spawn", refuse
     yield os, "_exit", ended
     # A worker that starts anew would run the script without all this: it is forked instead.
     fork = multiprocessing.context._concrete_contexts["fork"]

@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterator
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..trace import FakeTensor
 from . import guesses
 from .host import Moves, Where
+from .ranks import ranks
 from .saved import files
-from .words import SEVERAL, Stop
+from .words import Stop
 
 COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
 PASSES = 1000
@@ -23,6 +25,7 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from _tensors(run, where)
     yield from files(run, where, moves)
     yield from _processes()
+    yield from ranks(run, where, moves)
 
 
 def _tensors(run, where: Where) -> Iterator[tuple]:
@@ -57,7 +60,6 @@ def _tensors(run, where: Where) -> Iterator[tuple]:
     yield torch.nn.Parameter, "__new__", new
     yield torch.Tensor, "__deepcopy__", copied
     yield FakeTensor, "__new__", _as_parameter
-    yield torch.nn.DataParallel, "forward", lambda own, *a, **k: own.module(*a, **k)
 
 
 def _as_parameter(kind, first=None, *args, **options):
@@ -71,17 +73,11 @@ def _as_parameter(kind, first=None, *args, **options):
 def _processes() -> Iterator[tuple]:
     me, leave = os.getpid(), os._exit
 
-    def refuse(*_, **__):
-        raise Stop(SEVERAL)
-
     def ended(status: int):
         if os.getpid() == me:
             raise SystemExit(status)
         leave(status)
 
-    yield torch.distributed, "init_process_group", refuse
-    yield torch.multiprocessing, "start_processes", refuse
-    yield torch.multiprocessing, "spawn", refuse
     yield os, "_exit", ended
     # A worker that starts anew would run the script without all this: it is forked instead.
     fork = multiprocessing.context._concrete_contexts["fork"]

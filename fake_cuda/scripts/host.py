@@ -44,6 +44,7 @@ class Where(TorchDispatchMode):
         self.memory = memory  # of the card, which may run out
         self.asked: bool | None = None  # whether what is made now goes to the card, where one said
         self.around: tuple = ()  # arguments of the function that makes it: their place counts too
+        self.buckets = False  # whether DistributedDataParallel makes those of its gradients now
         self.busy = False  # with an operation: torch itself may ask for devices, not the script
 
     def on_card(self, *values) -> bool:
@@ -77,6 +78,7 @@ class Where(TorchDispatchMode):
         fakes = [t for t in tensors if isinstance(t, FakeTensor)]
         if card is None:
             card = self.on_card(fakes if tensors else self.around)
+            card |= self.buckets and not tensors and _is_float(**kwargs)
         if not (fakes or card or self.asked is False or _is_weight(func, args, **kwargs)):
             with _disable_current_modes():
                 return func(*args, **kwargs)
@@ -107,11 +109,15 @@ class Where(TorchDispatchMode):
         return CUDA if asked_by_script and self.on_card(tensor) else DEVICE(tensor)
 
 
+def _is_float(dtype=None, **_) -> bool:
+    return (dtype or torch.get_default_dtype()).is_floating_point
+
+
 def _is_weight(func, args, dtype=None, device=None, **_) -> bool:
     """Whether it makes a large tensor without values, as layers do to fill it: nobody reads it."""
     if func.overloadpacket.__name__ not in ("empty", "empty_strided") or str(device) == "meta":
         return False
-    return (dtype or torch.get_default_dtype()).is_floating_point and math.prod(args[0]) > SMALL
+    return _is_float(dtype) and math.prod(args[0]) > SMALL
 
 
 def _ones(tensor):

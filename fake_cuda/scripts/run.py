@@ -32,7 +32,7 @@ from .apart import Printed
 from .changes import changes
 from .host import UPDATES, Moves, Where
 from .source import cells_or_code
-from .words import ALONE, Stop, TimeOver, in_line, why
+from .words import Stop, TimeOver, alone, in_line, why
 
 ONE_UPDATE = "It took one update only: from the second on, an optimizer's states stand all along."
 BY_HAND = "No optimizer took a step: weights written after a backward pass are its updates."
@@ -201,7 +201,7 @@ class Run:
         out = self.memory.ran_out
         if self.attempt.limited and out and (not updates or _is(error, torch.OutOfMemoryError)):
             raise Again(dict(limited=False))  # and say how much it would have needed
-        if not self.attempt.environment and str(error) in ALONE:
+        if not self.attempt.environment and alone(error):
             raise Again(dict(environment=PROCESS))
         refused = isinstance(error, Exception) or isinstance(error, Stop) and str(error)
         status = error.code if isinstance(error, SystemExit) else None

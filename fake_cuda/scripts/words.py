@@ -1,6 +1,7 @@
 """Why a script gave no answer, in one sentence: whose fault it is, and where it stood."""
 
 import linecache
+import re
 import site
 import sys
 import sysconfig
@@ -17,6 +18,7 @@ SEVERAL_CARDS = "puts tensors on {}: one card is predicted, which is cuda:0"
 OFFLINE = "ConnectionError|ConnectError|LocalEntryNotFound|OfflineModeIsEnabled|URLError|gaierror"
 OFFLINE += "|HfHubHTTPError|MaxRetryError|connect to 'https|Face Hub|urlopen|Network is unreach"
 ALONE = ("'RANK'", "'LOCAL_RANK'", "'WORLD_SIZE'", "'MASTER_ADDR'", "'LOCAL_WORLD_SIZE'")
+UNSET = "environment variable [A-Z_]+ expected, but not set"  # torch/distributed/rendezvous.py
 
 
 class Stop(BaseException):
@@ -58,6 +60,11 @@ def ours(error: BaseException) -> bool:
     return any(f.filename.startswith(here) or any(x in f.filename for x in fakes) for f in last)
 
 
+def alone(error: BaseException | None) -> bool:
+    """Whether it ended since nobody told it how many processes there are."""
+    return str(error) in ALONE or bool(re.search(UNSET, str(error)))
+
+
 def why(error: BaseException, printed: str) -> str:
     """A few words about a script that ended early."""
     chain, said = [error], " ".join(str(error).split())[:300]
@@ -67,7 +74,7 @@ def why(error: BaseException, printed: str) -> str:
     at = in_line(error)
     if isinstance(error, Stop):
         return said
-    if said in ALONE or "_share_fd_" in words:
+    if alone(error) or "_share_fd_" in words:
         return SEVERAL
     if isinstance(error, SystemExit):
         last = [f"status {error.code}", *printed.strip().splitlines()][-1][:300]

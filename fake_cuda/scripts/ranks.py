@@ -1,0 +1,235 @@
+"""One process of one: a process group, DistributedDataParallel and what starts processes."""
+
+import copy
+import os
+from collections.abc import Iterator
+from urllib.parse import parse_qs, urlparse
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+from torch.distributed import distributed_c10d as c10d
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .host import Moves, Where, _is_card
+from .words import SEVERAL, Stop
+
+NAME = "one_rank"  # of the backend that stands in for all others
+NCCL = "What NCCL itself takes on the card is not counted."
+
+
+def ranks(run, where: Where, moves: Moves) -> Iterator[tuple]:
+    """(owner, name, value) of what is replaced for a script that is one process of one."""
+    if not dist.is_available():
+        return
+    dist.Backend.register_backend(NAME, lambda *_: OneRank(), devices=["cpu", "cuda"])
+    yield from _groups(run)
+    yield from _objects()
+    yield dist, "Reducer", _reducer(where)
+    yield from _data_parallel(moves)
+    for owner in (torch.multiprocessing, torch.multiprocessing.spawn):
+        if not callable(owner):
+            yield owner, "start_processes", start
+    yield torch.multiprocessing, "start_processes", start
+    yield torch.multiprocessing, "spawn", start
+
+
+# -------------------------------------------------------------------------------- process groups
+
+
+def _done(result) -> dist.Work:
+    future = torch.futures.Future()
+    future.set_result(result)
+    return _create_work_from_future(future)
+
+
+def _copied(outputs, inputs) -> dist.Work:
+    """Of one rank, all that is gathered or scattered is what it gave itself."""
+    outputs, inputs = tree_leaves(outputs), tree_leaves(inputs)
+    with torch.no_grad():
+        for output, given in zip(outputs, inputs, strict=True):
+            output.detach().view(given.shape).copy_(given)
+    return _done(outputs)
+
+
+class OneRank(dist.ProcessGroup):
+    """A group of one process. What it has is what all have, so that nothing is sent.
+
+    Its methods are those that torch.distributed and the Reducer call (Types.hpp, ProcessGroup.hpp
+    in torch/csrc/distributed/c10d); some were renamed in torch 2.13.
+    """
+
+    def __init__(self):
+        super().__init__(0, 1)
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    group_name = property(lambda self: c10d._world.pg_names[self])
+    pg_name = group_name
+
+    def allreduce(self, tensors, opts=None):
+        return _done(tensors)
+
+    allreduce_coalesced = broadcast = reduce = allreduce
+
+    def allgather(self, outputs, inputs, opts=None):
+        return _copied(outputs, inputs)
+
+    _allgather_base = all_gather_single = gather = scatter = reduce_scatter = allgather
+    allgather_into_tensor_coalesced = all_gather_single_coalesced = allgather
+    _reduce_scatter_base = reduce_scatter_single = alltoall = allgather
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced = allgather
+
+    def alltoall_base(self, output, given, output_sizes=None, input_sizes=None, opts=None):
+        return _copied(output, given)
+
+    all_to_all_single = alltoall_base
+
+    def barrier(self, opts=None):
+        return _done(None)
+
+    def monitored_barrier(self, *_, **__):
+        return None
+
+
+def _groups(run) -> Iterator[tuple]:
+    """The functions that make process groups, and those that say what they are."""
+    begin, anew = c10d.init_process_group, c10d.new_group
+    asked = {}  # a group -> the backend that the script asked for
+
+    def init_process_group(
+        backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, **options
+    ):
+        _only(_world(init_method, world_size, rank, store))
+        _is_card(options.get("device_id"))
+        begin(NAME, rank=0, world_size=1, store=dist.HashStore())
+        asked[c10d.GroupMember.WORLD] = backend or "undefined"
+        if "nccl" in str(backend or "nccl"):
+            run.note(NCCL)
+
+    def new_group(ranks=None, timeout=None, backend=None, *_, **options):
+        group = anew(ranks, timeout, NAME, group_desc=options.get("group_desc"))
+        asked[group] = backend or asked[c10d.GroupMember.WORLD]
+        return group
+
+    def get_backend(group=None):
+        group = group or c10d._get_default_group()
+        return dist.Backend(asked[group]) if group in asked else c10d.Backend(NAME)
+
+    found = dict(init_process_group=init_process_group, new_group=new_group)
+    found |= dict(get_backend=get_backend, is_nccl_available=lambda: True)
+    found |= dict(barrier=lambda *_, **__: None, monitored_barrier=lambda *_, **__: None)
+    for name, function in found.items():
+        yield dist, name, function
+        yield c10d, name, function
+
+
+def _world(init_method, world_size: int, rank: int, store) -> int:
+    """How many processes there are, as rendezvous.py in torch.distributed reads it."""
+    url = urlparse(init_method or "env://")
+    query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+    if world_size > 0:
+        return world_size
+    if "world_size" in query:
+        return int(query["world_size"])
+    if store is None and url.scheme == "env":
+        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            if name not in os.environ and not (name == "RANK" and rank >= 0):
+                raise ValueError(
+                    "Error initializing torch.distributed using env:// rendezvous: "
+                    f"environment variable {name} expected, but not set"
+                )
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def _only(count: int) -> None:
+    if count > 1:
+        raise Stop(SEVERAL)
+
+
+def _objects() -> Iterator[tuple]:
+    """Python objects: torch would send them as bytes, of which it asks for values."""
+
+    def all_gather_object(object_list, obj, group=None):
+        object_list[0] = copy.deepcopy(obj)
+
+    def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=None):
+        object_gather_list[0] = copy.deepcopy(obj)
+
+    def scatter_object_list(output, given=None, src=None, group=None, group_src=None):
+        output[0] = copy.deepcopy(given[0])
+
+    found = dict(all_gather_object=all_gather_object, gather_object=gather_object)
+    found |= dict(scatter_object_list=scatter_object_list)
+    found |= dict(broadcast_object_list=lambda *_, **__: None)
+    for name, function in found.items():
+        yield dist, name, function
+        yield c10d, name, function
+
+
+# -------------------------------------------------------------------------------- data parallel
+
+
+def _reducer(where: Where) -> type:
+    """The Reducer of DistributedDataParallel, whose buckets are on the card.
+
+    Besides them it makes integers on the host, which it reads: they stay real (reducer.cpp in
+    torch/csrc/distributed/c10d: initialize_buckets, sync_bucket_indices).
+    """
+    real = dist.Reducer
+
+    def on_card(method):
+        def called(self, *args, **options):
+            trace = where.trace
+            first, where.buckets = len(trace.size), True
+            try:
+                out = method(self, *args, **options)
+            finally:
+                where.buckets = False
+            for number in range(first, len(trace.size)):
+                trace.kind[number] = trace.kind[number] or "gradients"
+            return out
+
+        return called
+
+    class Reducer(real):
+        __init__ = on_card(real.__init__)
+        _rebuild_buckets = on_card(real._rebuild_buckets)
+
+    return Reducer
+
+
+def _data_parallel(moves: Moves) -> Iterator[tuple]:
+    init = torch.nn.DataParallel.__init__
+
+    def begin(self, module, device_ids=None, output_device=None, dim=0):
+        for number in device_ids or ():
+            _is_card(torch.device("cuda", number) if isinstance(number, int) else number)
+        init(self, module, device_ids, output_device, dim)
+
+    def forward(self, *args, **options):
+        """With one card its input goes there, and nothing is copied besides."""
+        return self.module(*tree_map(moves.upload, args), **tree_map(moves.upload, options))
+
+    yield torch.nn.DataParallel, "__init__", begin
+    yield torch.nn.DataParallel, "forward", forward
+
+
+# ------------------------------------------------------------------------------------ processes
+
+
+class Ended:
+    """What `torch.multiprocessing.spawn` returns with join=False; its one process has ended."""
+
+    processes = ()
+
+    def join(self, *_, **__) -> bool:
+        return True
+
+
+def start(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn", **_):
+    """One process of torch.multiprocessing: its function is run here."""
+    _only(nprocs)
+    fn(0, *args)
+    return None if join else Ended()

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..operations import in_backward
 from ..trace import HOST, FakeTensor, Trace
-from ..values import known
+from ..values import MOST, known
 from . import guesses
 from .words import SEVERAL_CARDS, Stop
 
@@ -148,6 +148,9 @@ class Moves(TorchFunctionMode):
                 return tensor.clone()
         out = self.where.like(tensor, True).requires_grad_(tensor.requires_grad)
         trace.work.copy(out, trace)
+        if not tensor.is_floating_point() and tensor.numel() <= MOST:
+            with _disable_current_modes():  # lengths, masks, labels: models choose by them
+                out._known = known(tensor)
         return out
 
     def download(self, tensor):

@@ -37,7 +37,9 @@ def _libraries() -> tuple[str, ...]:
 
 def stood(frames) -> str:
     """The last line of the user's own among the frames of a traceback, as text."""
-    own = [f for f in frames if not f.filename.startswith(("<", *_libraries()))]
+    foreign = ("<", *_libraries())
+    own = [f for f in frames if not f.filename.startswith(foreign)]
+    own = [f for f in own if not {"site-packages", "dist-packages"} & set(Path(f.filename).parts)]
     if not own:
         return ""
     file, number = own[-1].filename, own[-1].lineno
@@ -48,12 +50,17 @@ def stood(frames) -> str:
 
 def in_line(error: BaseException) -> str:
     """Where the user's own code stood: " in line 5 of train.py: `its text`", or nothing."""
-    place = stood(traceback.extract_tb(error.__traceback__))
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename:  # found before anything ran
+        frames.append(traceback.FrameSummary(error.filename, error.lineno or 1, ""))
+    place = stood(frames)
     return f" in {place}" if place else ""
 
 
 def ours(error: BaseException) -> bool:
     """Whether the simulation raised it: in a function of its own, or where tensors are faked."""
+    if isinstance(error, SyntaxError):
+        return False
     last = traceback.extract_tb(error.__traceback__)[-1:]
     here = str(Path(__file__).parents[1])
     fakes = ("_subclasses/fake", "_prims_common/", "torch/_meta_registrations")

@@ -87,6 +87,8 @@ class Attempt:
             folders.append(os.path.dirname(os.path.abspath(path)))
         try:
             outcome.way = view.enter(base, folders, self.asked["network"], self.asked["ways"])
+            if outcome.way == "watched":
+                outcome.notes.append(view.WATCHED)
             run = Run(self, base, outcome, tell)
             outcome.found = simulate(run, **self.card)
         except Again as again:

@@ -35,6 +35,8 @@ TINY = 4096  # in caches: locks, references and settings
 CACHES = (".cache/huggingface", ".cache", ".config", ".local", "")  # folders of the home
 NAMED = ("HF_", "XDG_", "TORCH", "TRITON_", "MPL", "WANDB_")  # variables that name such folders
 
+closed = False  # whether this process works in copies, and may write nowhere else
+
 
 def enter(base: str, folders: list[str], network: bool, ways: tuple[str, ...]) -> str:
     """Enter the best view of `ways`: its name. `base` is an empty folder, removed by the caller;
@@ -88,6 +90,8 @@ def _copied(base: str, folders: list[str]) -> None:
     moved = (os.path.join(home, ".cache"), *map(os.path.abspath, named.values()))
     os.environ.update({name: base + os.path.abspath(folder) for name, folder in named.items()})
     os.environ.update(HOME=base + home, TMPDIR=temporary)
+    global closed
+    closed = True
     tempfile.tempdir = temporary
     for module in list(sys.modules.values()):  # what they remember since they were imported
         for name, value in list(getattr(module, "__dict__", {}).items()):

@@ -12,7 +12,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # may be relative to; whether a link's target changes instead of the link.
 CHANGES = {
     "os.remove": ((0,), 1, False), "os.rmdir": ((0,), 1, False), "os.mkdir": ((0,), 2, False),
-    "os.rename": ((0, 1), 2, False), "os.link": ((0, 1), 2, False), "os.symlink": ((1,), 1, False),
+    "os.rename": ((0, 1), 2, False), "os.link": ((0, 1), 2, False), "os.symlink": ((1,), 2, False),
     "os.chmod": ((0,), 2, True), "os.chown": ((0,), 3, True), "os.utime": ((0,), 3, True),
     "os.truncate": ((0,), 9, True), "os.setxattr": ((0,), 9, True), "os.chflags": ((0,), 9, True),
     "os.removexattr": ((0,), 9, True), "sqlite3.connect": ((0,), 9, True),

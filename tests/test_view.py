@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fake_cuda import simulate
-from fake_cuda.scripts import Script, apart, overlay, view
+from fake_cuda.scripts import Script, apart, view
 
 WAYS = ("overlay", "copy", "watched")
 UPDATES = """

@@ -28,6 +28,7 @@ import torch
 
 ADOPT, END_WITH_PARENT = 36, 1  # linux/prctl.h: PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
 GRACE = 10.0  # seconds in which work that was told to end may still answer
+WHERE = signal.SIGUSR2  # asks the worker to print where it stands; a thread would forbid namespaces
 KEPT = 2**16  # bytes of what is printed, the last ones
 
 
@@ -78,10 +79,12 @@ def apart(work: Callable, *, seconds: float, heard: Callable, printed: io.BytesI
         return _listen(keeper, answers, reads, seconds, heard, printed)
     finally:
         os.close(ours)
-        _drain(reads, printed)
-        os.close(reads)
         with suppress(ChildProcessError):
             os.waitpid(keeper, 0)
+        while _drain(reads, printed):
+            pass
+        os.close(reads)
+        answers.close()
 
 
 def _forkable() -> bool:
@@ -98,7 +101,9 @@ def _fresh(work, base: str, theirs: Connection, *rest) -> int:
     arguments = [sys.executable, "-c", code, task.name, base, *map(str, numbers), str(rest[2])]
     # Without a card of its own: the threads that CUDA starts would not reach the script either.
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(arguments, pass_fds=numbers, env=environment).pid
+    keeper = subprocess.Popen(arguments, pass_fds=numbers, env=environment)
+    keeper.returncode = 0  # not for subprocess to wait for
+    return keeper.pid
 
 
 def _awake(arguments: list[str]) -> None:
@@ -111,7 +116,7 @@ def _awake(arguments: list[str]) -> None:
 
 
 def _listen(keeper: int, answers, reads: int, seconds: float, heard: Callable, printed):
-    ends, over = time.monotonic() + seconds + GRACE, False
+    ends = time.monotonic() + seconds + GRACE
     while True:
         ready = wait([answers, reads], timeout=0.5)
         if reads in ready:
@@ -120,8 +125,9 @@ def _listen(keeper: int, answers, reads: int, seconds: float, heard: Callable, p
             try:
                 kind, what = answers.recv()
             except EOFError:
-                _, status = os.waitpid(keeper, 0)
-                raise Ended(None if over else os.waitstatus_to_exitcode(status)) from None
+                over = time.monotonic() > ends - 0.5
+                status = os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1])
+                raise Ended(None if over else status - 256 * (status > 127)) from None
             if kind == "answer":
                 return what
             if kind == "error":
@@ -129,18 +135,17 @@ def _listen(keeper: int, answers, reads: int, seconds: float, heard: Callable, p
             heard(what)
         else:
             heard(None)
-        if time.monotonic() > ends and not over:
-            over = True
-            os.kill(keeper, signal.SIGTERM)
 
 
-def _drain(reads: int, printed: io.BytesIO) -> None:
-    """Keep the end of what was printed."""
-    while select.select([reads], [], [], 0)[0] and (text := os.read(reads, KEPT)):
-        kept = (printed.getvalue() + text)[-KEPT:]
-        printed.seek(0)
-        printed.truncate()
-        printed.write(kept)
+def _drain(reads: int, printed: io.BytesIO) -> bool:
+    """Keep the end of what was printed; whether there was anything."""
+    if not select.select([reads], [], [], 0)[0] or not (text := os.read(reads, KEPT)):
+        return False
+    kept = (printed.getvalue() + text)[-KEPT:]
+    printed.seek(0)
+    printed.truncate()
+    printed.write(kept)
+    return True
 
 
 # -------------------------------------------------------------------------------- the keeper
@@ -150,28 +155,44 @@ def _keep(work, base, theirs: Connection, writes: int, leash: int, seconds: floa
     """In the keeper: start the work, wait for it, end what it left, remove its folder."""
     status = 1
     try:
-        os.setsid()  # Ctrl-C is for the caller, who tells us
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.setsid()  # Ctrl-C is for the caller, of whose end the leash tells
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        _only(theirs.fileno(), writes, leash)
         _system("prctl", ADOPT, 1, 0, 0, 0)
         worker = os.fork()
         if not worker:
-            os.close(leash)
-            _work(work, base, theirs, writes, seconds)  # does not return
+            _work(work, base, theirs, writes)  # does not return
         theirs.close()
         os.close(writes)
-        told = []
-        signal.signal(signal.SIGTERM, lambda *_: told.append(True))
-        while not told:
-            pid, found = os.waitpid(worker, os.WNOHANG)
-            if pid:
-                status = os.waitstatus_to_exitcode(found)
-                break
-            if select.select([leash], [], [], 0.02)[0]:
-                break
+        status = _wait(worker, leash, time.monotonic() + seconds + GRACE)
         _end_all(worker)
     finally:
         shutil.rmtree(base, ignore_errors=True)
-        os._exit(status if status >= 0 else 128 - status)  # as a shell says it
+        os._exit(status % 256)
+
+
+def _wait(worker: int, leash: int, ends: float) -> int:
+    """The worker's status; -1 if the caller is gone or the time over. Shortly before that the
+    worker prints where it stands."""
+    asked = False
+    while time.monotonic() < ends and not select.select([leash], [], [], 0.02)[0]:
+        pid, found = os.waitpid(worker, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(found)
+        if not asked and time.monotonic() > ends - GRACE / 2:
+            asked = True
+            os.kill(worker, WHERE)
+    return -1
+
+
+def _only(*needed: int) -> None:
+    """Let go of all open files but these. Their numbers stay taken: objects of the caller that
+    are dropped here close them, and must not close files opened since."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in {int(n) for n in os.listdir("/dev/fd")} - {0, 1, 2, null, *needed}:
+        with suppress(OSError):
+            os.dup2(null, number, inheritable=False)
 
 
 def _end_all(worker: int) -> None:
@@ -188,29 +209,44 @@ def _end_all(worker: int) -> None:
         time.sleep(0.005)
 
 
-def _work(work, base, theirs: Connection, writes: int, seconds: float) -> None:
+def _work(work, base, theirs: Connection, writes: int) -> None:
     """In the worker: run it, send what comes of it, and be gone without any handler at exit."""
+    me = os.getpid()
     try:
         os.setsid()
         _system("prctl", END_WITH_PARENT, int(signal.SIGKILL), 0, 0, 0)
+        answers = fcntl.fcntl(
+            theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, 900
+        )  # scripts close small ones
         for number in (1, 2):
             os.dup2(writes, number)
-        keep = {0, 1, 2, theirs.fileno()}
-        for number in {int(n) for n in os.listdir("/dev/fd")} - keep:
-            with suppress(OSError):
-                os.close(number)
-        sys.stdin = io.StringIO()  # nobody answers
-        sys.stdout = Printed(io.FileIO(1, "w"), write_through=True, errors="replace")
-        sys.stderr = Printed(io.FileIO(2, "w"), write_through=True, errors="replace")
-        _terminal()
-        torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
-        faulthandler.dump_traceback_later(seconds + GRACE / 2, file=2)
-        theirs.send(("answer", work(base, lambda message: theirs.send(("told", message)))))
+        _only(answers)
+        theirs = Connection(answers, readable=False)
+        _fresh_start()
+        message = ("answer", work(base, lambda message: theirs.send(("told", message))))
     except BaseException as error:
+        message = ("error", error)
+    if os.getpid() == me:  # and not a process that the script forked
         with suppress(Exception):
-            theirs.send(("error", error))
-    finally:
-        os._exit(0)
+            theirs.send(message)
+    os._exit(0)
+
+
+def _fresh_start() -> None:
+    """Leave behind what the caller had set for itself."""
+    signal.set_wakeup_fd(-1)  # an event loop's
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    faulthandler.register(WHERE, file=2)
+    with suppress(OSError):  # where memory runs out, it is this process that ends
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
+    sys.stdin = io.StringIO()  # nobody answers
+    sys.stdout = Printed(io.FileIO(1, "w"), write_through=True, errors="replace")
+    sys.stderr = Printed(io.FileIO(2, "w"), write_through=True, errors="replace")
+    _terminal()
+    torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
 
 
 def _terminal() -> None:

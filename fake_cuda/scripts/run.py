@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..simulation import Simulation, simulate
 from ..trace import HOST, Trace
 from . import card as cards
-from . import view
+from . import view, watch
 from .apart import Printed
 from .changes import changes
 from .host import UPDATES, Moves, Where
@@ -90,6 +90,8 @@ class Attempt:
             folders.append(os.path.dirname(os.path.abspath(path)))
         try:
             outcome.way = view.enter(base, folders, self.asked["network"], self.asked["ways"])
+            if outcome.way == "watched":
+                outcome.notes.append(view.WATCHED)
             run = Run(self, base, outcome, tell)
             outcome.found = simulate(run, **self.card)
         except Again as again:
@@ -152,7 +154,7 @@ class Run:
 
     def heard(self, event: str, given: tuple) -> None:
         """Python's audit hook: a program is started. One that trains is not predicted here."""
-        if event not in view.PROGRAMS or os.getpid() != self.me:
+        if event not in watch.PROGRAMS or os.getpid() != self.me:
             return
         command = given[0] if event == "os.system" else given[1]
         words = command if isinstance(command, list | tuple) else shlex.split(os.fsdecode(command))

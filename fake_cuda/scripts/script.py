@@ -82,7 +82,7 @@ class Script:
             frames = [line.strip() for line in lines if line.startswith("  File ")]
             own = [f for f in frames if os.path.basename(self.path) in f] or frames or ["nowhere"]
             return f"took no update in {self.seconds:.0f} s and does not react: {own[0]}"
-        if end.status == 128 + 9:
+        if end.status == -9:
             return "was ended by the system, as it does where this machine's memory runs out"
         return f"ended its process itself, with status {end.status}, before it took an update"
 

@@ -1,6 +1,8 @@
 """Why a script gave no answer, in one sentence: whose fault it is, and where it stood."""
 
+import errno
 import linecache
+import os
 import re
 import site
 import sys
@@ -9,6 +11,7 @@ import traceback
 from pathlib import Path
 
 from ..simulation import MISTAKES, NO_VALUES
+from . import view
 
 SEVERAL = (
     "asks for several processes, and one is predicted: run it with one, as torchrun would with "
@@ -72,6 +75,22 @@ def alone(error: BaseException | None) -> bool:
     return str(error) in ALONE or bool(re.search(UNSET, str(error)))
 
 
+def _refused(error: BaseException) -> str:
+    """What the view of the files did not let it do."""
+    if not isinstance(error, PermissionError) or not view.closed:
+        return ""
+    if error.errno == errno.EPERM:
+        command = str(error.filename)[:80].replace("{", "{{").replace("}", "}}")
+        return f"starts another program, `{command}`{{at}}, and on this system none is started"
+    name = str(error.filename or error).replace("{", "{{").replace("}", "}}")
+    if os.path.exists(name) and not os.access(name, os.R_OK):
+        return ""
+    return (
+        f"writes to {name}, outside of the copy of its folder in which it runs on this system"
+        f"{{at}}: name a folder inside it"
+    )
+
+
 def why(error: BaseException, printed: str) -> str:
     """A few words about a script that ended early."""
     chain, said = [error], " ".join(str(error).split())[:300]
@@ -91,6 +110,8 @@ def why(error: BaseException, printed: str) -> str:
             f"needs a hub or another address{at}, and the network is closed to it: fetch it first, "
             f"or open the network with --network ({said})"
         )
+    if refused := next(filter(None, map(_refused, chain)), ""):
+        return refused.format(at=at)
     if isinstance(error, ModuleNotFoundError):
         here = any(Path(f"{error.name}{end}").exists() for end in ("", ".py"))
         advice = ": set PYTHONPATH=. to find it in this folder" if here else ""

@@ -1,0 +1,76 @@
+"""Python's audit hook, which refuses to change files elsewhere, to start programs and to call."""
+
+import errno
+import functools
+import os
+import socket
+import sys
+from urllib.parse import unquote
+
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# Events of the hook: the arguments that name what changes; the first of the folders that such names
+# may be relative to; whether a link's target changes instead of the link.
+CHANGES = {
+    "os.remove": ((0,), 1, False), "os.rmdir": ((0,), 1, False), "os.mkdir": ((0,), 2, False),
+    "os.rename": ((0, 1), 2, False), "os.link": ((0, 1), 2, False), "os.symlink": ((1,), 2, False),
+    "os.chmod": ((0,), 2, True), "os.chown": ((0,), 3, True), "os.utime": ((0,), 3, True),
+    "os.truncate": ((0,), 9, True), "os.setxattr": ((0,), 9, True), "os.chflags": ((0,), 9, True),
+    "os.removexattr": ((0,), 9, True), "sqlite3.connect": ((0,), 9, True),
+}  # fmt: skip
+PROGRAMS = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
+CALLS = ("connect", "sendto", "sendmsg", "getaddrinfo", "gethostbyname", "gethostbyaddr")
+CALLS = tuple(f"socket.{name}" for name in CALLS)
+
+
+def watch(base: str, network: bool) -> None:
+    """Refuse, in Python, to change what lies outside of `base`, to start programs, and unless the
+    `network` is open to call other machines."""
+    allowed = tuple(os.path.realpath(p) + os.sep for p in (base, "/dev", "/proc/self"))
+
+    def heard(event: str, given: tuple) -> None:
+        if event == "open" and isinstance(given[2], int) and given[2] & WRITES:
+            if not isinstance(given[0], int):
+                check(given[0], -1, True)
+        elif event in CHANGES:
+            names, folder, follows = CHANGES[event]
+            for k, name in enumerate(names):
+                check(given[name], *given[folder + k : folder + k + 1] or (-1,), follows)
+        elif event in PROGRAMS:
+            raise PermissionError(errno.EPERM, "no programs are started here", str(given[0]))
+        elif event in CALLS and not network:
+            if getattr(given[0], "family", None) != getattr(socket, "AF_UNIX", 0):
+                raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    def check(path, folder: int, follows: bool) -> None:
+        path = _named(path) if isinstance(path, int) else os.fsdecode(path)
+        if path.startswith("file:"):  # sqlite's
+            path = unquote(path[5:].split("?")[0])
+        if path in (":memory:", ""):
+            return
+        path = os.path.abspath(os.path.join("" if folder < 0 else _named(folder), path))
+        real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        if not (os.path.realpath(path) if follows else real).startswith(allowed):
+            raise PermissionError(errno.EACCES, "outside of the script's folder", path)
+
+    def made(make, path, *rest, dir_fd=None):  # of which the hook hears nothing
+        check(path, -1 if dir_fd is None else dir_fd, False)
+        return make(path, *rest, dir_fd=dir_fd)
+
+    for name in ("mkfifo", "mknod"):
+        setattr(os, name, functools.partial(made, getattr(os, name)))
+    os.open = functools.partial(_opened, os.open)
+    sys.addaudithook(heard)
+
+
+def _opened(open, path, flags, mode=0o777, *, dir_fd=None):
+    """os.open by a full name: the hook does not hear of `dir_fd`."""
+    return open(path if dir_fd is None else os.path.join(_named(dir_fd), path), flags, mode)
+
+
+def _named(number: int) -> str:
+    """The name of an open file or folder."""
+    if sys.platform == "linux":
+        return os.readlink(f"/proc/self/fd/{number}")
+    import fcntl
+
+    return os.fsdecode(fcntl.fcntl(number, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))

@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing.context
 import os
+import types
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..trace import FakeTensor
-from .host import Moves, Where, _is_card
+from .host import CPU, CUDA, Moves, Where, _is_card, _number
 from .ranks import ranks
 from .words import Stop
 
@@ -63,7 +64,7 @@ def _files(moves: Moves) -> Iterator[tuple]:
     def loaded(*args, map_location=None, **options):
         with _disable_current_modes():  # else torch leaves the values out
             found = load(*args, map_location="cpu", **options)
-        return tree_map(moves.upload, found) if _is_card(map_location) else found
+        return tree_map(moves.upload, found) if _goes_to_card(map_location) else found
 
     def saved(what, file, *_, **__):
         """What is known is written; models and their states have no values."""
@@ -80,6 +81,17 @@ def _files(moves: Moves) -> Iterator[tuple]:
     SAVE_FILE.__code__ = EMPTY_FILE  # libraries have this function by another name
     for kind in (transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase):
         yield kind, "save_pretrained", lambda *_, **__: None  # which are not written in Python
+
+
+def _goes_to_card(map_location) -> bool:
+    """Whether `torch.load` puts what it finds on the card; a map or a function is asked, too."""
+    if isinstance(map_location, dict):
+        return any([_is_card(place) for place in map_location.values()])
+    if callable(map_location):  # it is given storages: this one only says where it would go
+        storage = types.SimpleNamespace(cpu=lambda *_, **__: CPU, is_cuda=False)
+        storage.cuda = lambda device=None, **__: _number(CUDA if device is None else device)
+        return _is_card(map_location(storage, "cpu"))
+    return _is_card(map_location)
 
 
 def _processes() -> Iterator[tuple]:

@@ -166,7 +166,9 @@ class Moves(TorchFunctionMode):
     def move(self, func, tensor, args, kwargs):
         """`tensor.to(...)`, `.cuda()` or `.cpu()`."""
         device, waits, change = torch.device(func.__name__.replace("to", "cpu")), True, {}
-        if func.__name__ == "to":
+        if func.__name__ == "cuda":
+            _is_card(_number(args[0] if args else kwargs.get("device")))
+        elif func.__name__ == "to":
             if args and isinstance(args[0], torch.Tensor):
                 args = (CUDA if self.where.on_card(args[0]) else CPU, args[0].dtype, *args[1:])
             asked = {k: _number(v) for k, v in kwargs.items() if k != "copy"}

@@ -2,19 +2,25 @@
 
 import copy
 import os
+import traceback
 from collections.abc import Iterator
 from urllib.parse import parse_qs, urlparse
 
 import torch
 import torch.distributed as dist
+import torch.distributed._composable.fsdp
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed import distributed_c10d as c10d
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .host import Moves, Where, _is_card
-from .words import SEVERAL, Stop
+from .card import Anything
+from .host import Moves, Where, _is_card, _number
+from .words import SEVERAL, Stop, stood
 
 NAME = "one_rank"  # of the backend that stands in for all others
+SHARDED = "uses {} in {}: one rank of {} is not predicted yet"
 NCCL = "What NCCL itself takes on the card is not counted."
 
 
@@ -27,9 +33,8 @@ def ranks(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from _objects()
     yield dist, "Reducer", _reducer(where)
     yield from _data_parallel(moves)
-    for owner in (torch.multiprocessing, torch.multiprocessing.spawn):
-        if not callable(owner):
-            yield owner, "start_processes", start
+    yield from _sharded()
+    yield from _second_card()
     yield torch.multiprocessing, "start_processes", start
     yield torch.multiprocessing, "spawn", start
 
@@ -201,19 +206,73 @@ def _reducer(where: Where) -> type:
 
 
 def _data_parallel(moves: Moves) -> Iterator[tuple]:
-    init = torch.nn.DataParallel.__init__
+    """Both wrappers may be told cards by their numbers."""
 
-    def begin(self, module, device_ids=None, output_device=None, dim=0):
-        for number in device_ids or ():
-            _is_card(torch.device("cuda", number) if isinstance(number, int) else number)
-        init(self, module, device_ids, output_device, dim)
+    def checked(init):
+        def begin(self, module, device_ids=None, *args, **options):
+            for device in device_ids or ():
+                _is_card(_number(device))
+            init(self, module, device_ids, *args, **options)
+
+        return begin
 
     def forward(self, *args, **options):
         """With one card its input goes there, and nothing is copied besides."""
         return self.module(*tree_map(moves.upload, args), **tree_map(moves.upload, options))
 
-    yield torch.nn.DataParallel, "__init__", begin
+    for wrapper in (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel):
+        yield wrapper, "__init__", checked(wrapper.__init__)
     yield torch.nn.DataParallel, "forward", forward
+
+
+def _sharded() -> Iterator[tuple]:
+    """What cuts a model into DTensors or flat shards is refused by its name.
+
+    Their operations on fake tensors would count whole tensors for pieces, and frees of storages
+    (FSDP resizes them to 0) would not be seen.
+    """
+
+    def refused(name: str):
+        def refuse(*_, **__):
+            raise Stop(SHARDED.format(name, stood(traceback.extract_stack()), name))
+
+        return refuse
+
+    fsdp, tensor = torch.distributed.fsdp, torch.distributed.tensor
+    for owner in (fsdp, fsdp._fully_shard, torch.distributed._composable.fsdp):
+        yield owner, "fully_shard", refused("fully_shard")
+    whole = "FullyShardedDataParallel"
+    yield fsdp.FullyShardedDataParallel, "__init__", refused(whole)
+    yield tensor, "distribute_tensor", refused("distribute_tensor")
+    yield tensor, "distribute_module", refused("distribute_module")
+    yield tensor.parallel, "parallelize_module", refused("parallelize_module")
+
+
+# ------------------------------------------------------------------------------------- the card
+
+
+def _second_card() -> Iterator[tuple]:
+    """To choose another card than the first is as wrong as to put a tensor on it."""
+    real = torch.set_default_device
+
+    def choose(device=None, *_, **__):
+        _is_card(_number(device))
+
+    class device(Anything):
+        def __init__(self, device=None):
+            super().__init__()
+            choose(device)
+
+    def default(device):
+        choose(device)
+        real(device)
+
+    yield torch.cuda, "set_device", choose
+    yield torch.cuda, "device", device
+    for name in ("set_device_index", "set_device_idx"):
+        if hasattr(torch.accelerator, name):
+            yield torch.accelerator, name, choose
+    yield torch, "set_default_device", default
 
 
 # ------------------------------------------------------------------------------------ processes

@@ -103,6 +103,7 @@ class Run:
         self.attempt, self.outcome, self.tell = attempt, outcome, tell
         self.asked, self.base, self.taken = attempt.asked, base, Counter()
         self.began, self.me, self.ends = time.monotonic(), os.getpid(), []
+        self.generated = ""  # where the script generates text
 
     def note(self, text: str) -> None:
         if text not in self.outcome.notes:
@@ -200,14 +201,15 @@ class Run:
         status = error.code if isinstance(error, SystemExit) else None
         passes = self.trace.passes and set(self.trace.kind) > {HOST}
         if refused or status and not updates:
-            raise Failure(why(error, Printed.tail))
+            raise Failure(why(error, Printed.tail, self.generated))
         if set(self.trace.kind) <= {HOST} and updates:
             raise Failure(NOTHING_THERE)
         if not updates and not passes:
             raise Failure(self.over(error) if isinstance(error, TimeOver) else NEVER)
         if not updates:
             back = "backward" in self.trace.phases
-            self.note(NOT_UPDATED.format("forward and backward passes" if back else "forward passes"))
+            what = "forward and backward passes" if back else "forward passes"
+            self.note(NOT_UPDATED.format("generation of text" if self.generated else what))
         elif not self.taken:
             self.note(BY_HAND)
         if updates and updates < UPDATES:

@@ -35,7 +35,9 @@ def _libraries() -> tuple[str, ...]:
 
 def stood(frames) -> str:
     """The last line of the user's own among the frames of a traceback, as text."""
-    own = [f for f in frames if not f.filename.startswith(_libraries())]
+    theirs = _libraries()
+    own = [f for f in frames if not f.filename.startswith(theirs)]
+    own = [f for f in own if "/site-packages/" not in f.filename]  # of another environment
     if not own:
         return ""
     file, number = own[-1].filename, own[-1].lineno
@@ -57,8 +59,8 @@ def ours(error: BaseException) -> bool:
     return any(f.filename.startswith(here) or any(x in f.filename for x in fakes) for f in last)
 
 
-def why(error: BaseException, printed: str) -> str:
-    """A few words about a script that ended early."""
+def why(error: BaseException, printed: str, generated: str = "") -> str:
+    """A few words about a script that ended early; `generated` says where it generated text."""
     chain, said = [error], " ".join(str(error).split())[:300]
     while cause := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(cause)
@@ -88,6 +90,8 @@ def why(error: BaseException, printed: str) -> str:
     if "Inappropriate ioctl" in words + printed[-2000:] or "not a terminal" in words:
         return f"needs a terminal{at}, and this is none"
     if "DataDependentOutput" in words or "DynamicOutputShape" in words:
+        if generated:
+            return f"generates text and picks by its values ({generated})"
         return f"cannot be predicted{at}: {NO_VALUES}"
     for text, mistake in MISTAKES.items():
         if text in words:

@@ -50,8 +50,8 @@ def changes(run) -> Iterator[tuple]:
 def _ended(criteria, tokens, scores, **options):
     """Whether each text is as long as it may be; the other criteria ask for values."""
     found = ENDED(criteria, tokens, scores, **options)
-    most = criteria.max_length
-    return torch.full_like(found, most is not None and tokens.shape[1] >= most)
+    over = criteria.max_length is not None and tokens.shape[1] >= criteria.max_length
+    return torch.full(found.shape, over, device=tokens.device)
 
 
 def _beams_go_on(improves, finished, ended, early):

@@ -203,5 +203,3 @@ class Moves(TorchFunctionMode):
         with where.to(asked, () if away else (args, kwargs)):
             out = func(*args, **kwargs)
         return tree_map(self.upload, out) if card else out
-
-

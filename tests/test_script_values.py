@@ -6,7 +6,7 @@ import pytest
 
 from fake_cuda import simulate
 from fake_cuda.cost import Card
-from fake_cuda.scripts import Script
+from fake_cuda.scripts import Script, closures
 from fake_cuda.scripts.generation import FULL_LENGTH
 
 T4 = Card("T4", (7, 5), 40, 320e9, {"fp32": 4.35e12, "fp16": 41.9e12})
@@ -229,3 +229,53 @@ def test_without_updates_the_time_is_that_of_one_pass(script, back):
     few, many = (simulate(script(text.replace("TIMES", n)), card=T4) for n in ("3", "30"))
     assert few.step_seconds == pytest.approx(many.step_seconds, rel=0.01)
     assert few.time.note == ""
+
+
+CLOSURES = """
+model, evaluated = build().cuda(), 0
+optimizer = OPTIMIZER
+def closure():
+    global evaluated
+    evaluated += 1
+    assert evaluated < 99
+    optimizer.zero_grad()
+    loss = model(torch.randn(16, 32, device="cuda")).square().mean()
+    assert loss.item() == 1.0 and not loss > 1e-10
+    loss.backward()
+    return loss
+for k in range(TIMES):
+    optimizer.step(closure)
+print("EVALUATED", evaluated)
+"""
+WEIGHTS = 4 * (33 * 4096 + 4097 * 4)
+
+
+@pytest.mark.parametrize(
+    "options, evaluations",
+    [("", 20), ("max_iter=4, max_eval=3", 3), ("line_search_fn='strong_wolfe', max_iter=6", 7)],
+)
+def test_lbfgs_evaluates_as_on_a_loss_that_falls(script, options, evaluations):
+    optimizer = f"torch.optim.LBFGS(model.parameters(), history_size=5, {options})"
+    text = CLOSURES.replace("OPTIMIZER", optimizer)
+    one = script(text.replace("TIMES", "1"))
+    simulate(one, card=T4)
+    assert f"EVALUATED {evaluations}\n" in one.printed and closures.FALLS in one.note
+    two = script(text.replace("TIMES", "9"))
+    found = simulate(two, card=T4)
+    assert two.updates == 2 and [name for _, name in found.phases].count("backward") == evaluations
+    # Five pairs, the direction and the last gradient.
+    states = found.peak_by_category["optimizer states"]
+    assert 12 * WEIGHTS <= states < 14.1 * WEIGHTS
+
+
+def test_a_closure_is_no_part_of_the_update(script):
+    text = CLOSURES.replace("OPTIMIZER", "torch.optim.SGD(model.parameters(), momentum=0.9)")
+    closed = script(text.replace("TIMES", "9"))
+    found = simulate(closed, card=T4)
+    asked = "assert loss.item() == 1.0 and not loss > 1e-10"
+    known = simulate(script(loop(asked).replace("0.1", "momentum=0.9")), card=T4)
+    assert closed.updates == 2 and closed.note == ""
+    names = [name for _, name in found.phases]
+    assert names == ["forward", "backward", "optimizer step"] == [n for _, n in known.phases]
+    assert found.step_seconds == pytest.approx(known.step_seconds, rel=0.1)
+    assert found.peak_allocated == pytest.approx(known.peak_allocated, rel=0.01)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..trace import FakeTensor
-from . import generation, guesses
+from . import closures, generation, guesses
 from .host import Moves, Where, _is_card
 from .words import SEVERAL, Stop
 
@@ -31,6 +31,7 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from _files(moves)
     yield from _processes()
     yield from generation.changes(run)
+    yield from closures.changes(run, where)
 
 
 def _tensors(run, where: Where) -> Iterator[tuple]:

@@ -1,8 +1,8 @@
 """What a healthy run's values answer: all numbers are finite, and a GradScaler's scale stands.
 
 Values of the card are not known, but a script that asks whether its loss is finite asks for an
-error, not for a number. Such an answer is kept as the known values of a tensor (`values.py`), so that
-whatever follows from it, `all`, `not`, `sum` or an index, follows from it here, too.
+error, not for a number. Such an answer is kept as the known values of a tensor (`values.py`), so
+that whatever follows from it, `all`, `not`, `sum` or an index, follows from it here, too.
 """
 
 import math

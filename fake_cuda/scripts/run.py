@@ -21,7 +21,10 @@ from pathlib import Path
 
 import torch
 import transformers
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from ..simulation import Simulation, simulate
 from ..trace import HOST, Trace
@@ -29,6 +32,7 @@ from . import card as cards
 from . import view
 from .apart import Printed
 from .changes import changes
+from .closures import passes_first
 from .host import UPDATES, Moves, Where
 from .source import cells_or_code
 from .words import ALONE, Stop, TimeOver, stood_now, why
@@ -173,6 +177,7 @@ class Run:
         """Run it until each of its optimizers has taken two steps; its variables are returned."""
         main = types.ModuleType("__main__")
         hook = register_optimizer_step_post_hook(self.count)
+        first = register_optimizer_step_pre_hook(passes_first(self.trace))
         sys.modules["__main__"] = main
         error = None
         try:
@@ -183,6 +188,7 @@ class Run:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             hook.remove()
+            first.remove()
         self.judge(error)
         for one, phase, event in self.ends:  # of several, as in a GAN, the last one ends a step
             if one != self.ends[-1][0]:

@@ -122,7 +122,7 @@ def simulate(
         if trace.fp16:  # for which bf16 stood
             rates = card.rates | {"bf16": card.rates.get("fp16", 0)}
             card = dataclasses.replace(card, rates=rates)
-        step, found.time = _time(trace.work, phases, card, **speed)
+        step, found.time = _time(trace.work, phases, trace.passes if inside else [], card, **speed)
         found.seconds = np.zeros(len(found.timeline))
         for op, end in zip(step, found.time.ends, strict=False):  # no ends without a time
             # Its results are there when it begins, what follows comes when it is done.
@@ -132,9 +132,10 @@ def simulate(
     return found
 
 
-def _time(work, phases: list[str], card: cost.Card, **speed) -> tuple:
+def _time(work, phases: list[str], passes: list[int], card: cost.Card, **speed) -> tuple:
     """The operations of the last step and their time; without a step of an optimizer, from the last
-    forward passes in a row on."""
+    forward passes in a row on, or of the last whole one of `passes`, which are the numbers of the
+    operations that begin them."""
     ends = _ends(phases)
     if ends:
         first, last = ends[-2] if len(ends) > 1 else 1, ends[-1]
@@ -145,6 +146,9 @@ def _time(work, phases: list[str], card: cost.Card, **speed) -> tuple:
         notes = ["No optimizer step was seen: timed are the last forward passes and what follows."]
     # What precedes the first forward pass builds the model, but between steps gradients are freed.
     step = [op for op in work.operations if first <= op.phase < last]
+    if passes and not ends:
+        begin, end = [*passes, len(work.operations)][-2 - (len(passes) > 1) :][:2]
+        step, notes = work.operations[begin:end], []
     if not step:
         return step, cost.Time(note="No time is predicted: no step was seen.")
     found = cost.step_time(step, phases, card, **speed)

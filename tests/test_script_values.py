@@ -6,7 +6,8 @@ import pytest
 
 from fake_cuda import simulate
 from fake_cuda.cost import Card
-from fake_cuda.scripts import Script
+from fake_cuda.scripts import Script, closures
+from fake_cuda.scripts.generation import FULL_LENGTH
 
 T4 = Card("T4", (7, 5), 40, 320e9, {"fp32": 4.35e12, "fp16": 41.9e12})
 MODEL = """
@@ -167,3 +168,114 @@ def test_weights_that_a_loader_makes_anew(script):
     assert one.updates == 2
     weights = 4 * (33 * 4096 + 4097 * 4)
     assert found.by_category["parameters"] == pytest.approx(weights, rel=0.01)
+
+
+LLAMA = """
+from transformers import LlamaConfig, LlamaForCausalLM
+sizes = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+model = LlamaForCausalLM(LlamaConfig(vocab_size=99, **sizes)).cuda().eval()
+ids = torch.randint(0, 99, (2, 5), device="cuda")
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "max_new_tokens=4, eos_token_id=7, pad_token_id=0",
+        "max_length=9, do_sample=True, top_k=5, top_p=0.9, temperature=0.7",
+        "max_new_tokens=4, num_beams=2",
+    ],
+)
+def test_text_is_generated_to_its_stated_length(script, how):
+    text = f"""
+    lengths = []
+    def seen(module, given, out):
+        lengths.append(out.past_key_values.get_seq_length())
+    model.register_forward_hook(seen)
+    out = model.generate(ids, {how})
+    print("CACHE", lengths)
+    """
+    one = script(LLAMA + textwrap.dedent(text))
+    found = simulate(one, card=T4)
+    assert "CACHE [5, 6, 7, 8]" in one.printed
+    assert FULL_LENGTH in one.note and "generation of text" in one.note
+    assert found.step_seconds > 0
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("model.generate(ids)", "no stated length (generate in line 10 of train.py"),
+        (
+            "out = model.generate(ids, max_new_tokens=2)\nout[out > 5]",
+            "generates text and picks by its values (generate in line 10 of train.py",
+        ),
+    ],
+)
+def test_text_that_cannot_be_predicted_is_refused_by_name(script, text, said):
+    with pytest.raises(ValueError) as error:
+        simulate(script(LLAMA + text), (8, 0))
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("back", ["", ".sum().backward()"])
+def test_without_updates_the_time_is_that_of_one_pass(script, back):
+    text = """
+    model = build().cuda()
+    for k in range(TIMES):
+        with torch.set_grad_enabled(BACK):
+            model(torch.randn(512, 32, device="cuda"))
+    """.replace('device="cuda"))', f'device="cuda")){back}').replace("BACK", str(bool(back)))
+    few, many = (simulate(script(text.replace("TIMES", n)), card=T4) for n in ("3", "30"))
+    assert few.step_seconds == pytest.approx(many.step_seconds, rel=0.01)
+    assert few.time.note == ""
+
+
+CLOSURES = """
+model, evaluated = build().cuda(), 0
+optimizer = OPTIMIZER
+def closure():
+    global evaluated
+    evaluated += 1
+    assert evaluated < 99
+    optimizer.zero_grad()
+    loss = model(torch.randn(16, 32, device="cuda")).square().mean()
+    assert loss.item() == 1.0 and not loss > 1e-10
+    loss.backward()
+    return loss
+for k in range(TIMES):
+    optimizer.step(closure)
+print("EVALUATED", evaluated)
+"""
+WEIGHTS = 4 * (33 * 4096 + 4097 * 4)
+
+
+@pytest.mark.parametrize(
+    "options, evaluations",
+    [("", 20), ("max_iter=4, max_eval=3", 3), ("line_search_fn='strong_wolfe', max_iter=6", 7)],
+)
+def test_lbfgs_evaluates_as_on_a_loss_that_falls(script, options, evaluations):
+    optimizer = f"torch.optim.LBFGS(model.parameters(), history_size=5, {options})"
+    text = CLOSURES.replace("OPTIMIZER", optimizer)
+    one = script(text.replace("TIMES", "1"))
+    simulate(one, card=T4)
+    assert f"EVALUATED {evaluations}\n" in one.printed and closures.FALLS in one.note
+    two = script(text.replace("TIMES", "9"))
+    found = simulate(two, card=T4)
+    assert two.updates == 2 and [name for _, name in found.phases].count("backward") == evaluations
+    # Five pairs, the direction and the last gradient.
+    states = found.peak_by_category["optimizer states"]
+    assert 12 * WEIGHTS <= states < 14.1 * WEIGHTS
+
+
+def test_a_closure_is_no_part_of_the_update(script):
+    text = CLOSURES.replace("OPTIMIZER", "torch.optim.SGD(model.parameters(), momentum=0.9)")
+    closed = script(text.replace("TIMES", "9"))
+    found = simulate(closed, card=T4)
+    asked = "assert loss.item() == 1.0 and not loss > 1e-10"
+    known = simulate(script(loop(asked).replace("0.1", "momentum=0.9")), card=T4)
+    assert closed.updates == 2 and closed.note == ""
+    names = [name for _, name in found.phases]
+    assert names == ["forward", "backward", "optimizer step"] == [n for _, n in known.phases]
+    assert found.step_seconds == pytest.approx(known.step_seconds, rel=0.1)
+    assert found.peak_allocated == pytest.approx(known.peak_allocated, rel=0.01)

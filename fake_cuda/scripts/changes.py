@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..trace import FakeTensor
-from . import guesses
+from . import closures, generation, guesses
 from .host import Moves, Where
 from .ranks import ranks
 from .saved import files
@@ -26,6 +26,8 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from files(run, where, moves)
     yield from _processes()
     yield from ranks(run, where, moves)
+    yield from generation.changes(run)
+    yield from closures.changes(run, where)
 
 
 def _tensors(run, where: Where) -> Iterator[tuple]:

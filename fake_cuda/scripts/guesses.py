@@ -1,7 +1,7 @@
 """What a healthy run's values answer: all numbers are finite, and a GradScaler's scale stands.
 
 Values of the card are not known, but a script that asks whether its loss is finite asks for an
-error, not for a number. Such an answer is kept as a tensor's known values (`fake_cuda.values`), so
+error, not for a number. Such an answer is kept as the known values of a tensor (`values.py`), so
 that whatever follows from it, `all`, `not`, `sum` or an index, follows from it here, too.
 """
 
@@ -75,7 +75,6 @@ def _combined(func, args: tuple) -> bool | None:
     with _disable_current_modes():
         ones = [v[(0,) * v.dim()] for v in values]
         return (ones[0] if view else func(*ones)).item()
-
 
 
 def scaled(scale, tracker, found, *rest):

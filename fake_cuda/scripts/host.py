@@ -45,6 +45,7 @@ class Where(TorchDispatchMode):
         self.asked: bool | None = None  # whether what is made now goes to the card, where one said
         self.around: tuple = ()  # arguments of the function that makes it: their place counts too
         self.buckets = False  # whether DistributedDataParallel makes those of its gradients now
+        self.falling = None  # values for an optimizer that evaluates until they stand
         self.busy = False  # with an operation: torch itself may ask for devices, not the script
 
     def on_card(self, *values) -> bool:
@@ -82,6 +83,8 @@ class Where(TorchDispatchMode):
         if not (fakes or card or self.asked is False or _is_weight(func, args, **kwargs)):
             with _disable_current_modes():
                 return func(*args, **kwargs)
+        if self.falling and (number := self.falling.number(func, args)) is not None:
+            return number
         written = args[0] if args and func._schema.is_mutable else None
         if fakes and isinstance(written, torch.Tensor) and not isinstance(written, FakeTensor):
             return written  # values of the card are not known
@@ -99,6 +102,8 @@ class Where(TorchDispatchMode):
         finally:
             trace.on_host, self.busy = before, False
         guesses.answer(func, args, out)
+        if self.falling:
+            self.falling.answer(func, args, out)
         if self.memory.limit is not None and card:
             self.memory.now()
         return out

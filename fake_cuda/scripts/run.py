@@ -22,7 +22,10 @@ from pathlib import Path
 
 import torch
 import transformers
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from ..simulation import Simulation, simulate
 from ..trace import HOST, Trace
@@ -30,6 +33,7 @@ from . import card as cards
 from . import view, watch
 from .apart import Printed
 from .changes import changes
+from .closures import passes_first
 from .host import UPDATES, Moves, Where
 from .source import cells_or_code
 from .words import Stop, TimeOver, alone, in_line, why
@@ -109,6 +113,7 @@ class Run:
         self.asked, self.base, self.taken = attempt.asked, base, Counter()
         self.began, self.me, self.ends = time.monotonic(), os.getpid(), []
         self.leave = os._exit  # which the script is given another of
+        self.generated = ""  # where the script generates text
 
     def note(self, text: str) -> None:
         if text not in self.outcome.notes:
@@ -178,6 +183,7 @@ class Run:
         """Run it until each of its optimizers has taken two steps; its variables are returned."""
         main = types.ModuleType("__main__")
         hook = register_optimizer_step_post_hook(self.count)
+        first = register_optimizer_step_pre_hook(passes_first(self.trace))
         sys.modules["__main__"] = main
         error = None
         try:
@@ -188,6 +194,7 @@ class Run:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             hook.remove()
+            first.remove()
         if os.getpid() != self.me:  # a process that the script forked, and that came to its end
             traceback.print_exception(error)
             self.leave(0 if error is None else 1)
@@ -209,7 +216,7 @@ class Run:
         status = error.code if isinstance(error, SystemExit) else None
         passes = self.trace.passes and set(self.trace.kind) > {HOST}
         if refused or status and not updates:
-            raise Failure(why(error, Printed.tail))
+            raise Failure(why(error, Printed.tail, self.generated))
         if set(self.trace.kind) <= {HOST} and updates:
             raise Failure(NOTHING_THERE)
         over = isinstance(error, TimeOver) and f"{self.asked['seconds']:.0f} s,{in_line(error)}"
@@ -217,9 +224,8 @@ class Run:
             raise Failure(OVER.format(over) if over else NEVER)
         if not updates:
             back = "backward" in self.trace.phases
-            self.note(
-                NOT_UPDATED.format("forward and backward passes" if back else "forward passes")
-            )
+            what = "forward and backward passes" if back else "forward passes"
+            self.note(NOT_UPDATED.format("generation of text" if self.generated else what))
         elif not self.taken:
             self.note(BY_HAND)
         if updates and updates < UPDATES:

@@ -91,8 +91,8 @@ def _refused(error: BaseException) -> str:
     )
 
 
-def why(error: BaseException, printed: str) -> str:
-    """A few words about a script that ended early."""
+def why(error: BaseException, printed: str, generated: str = "") -> str:
+    """A few words about a script that ended early; `generated` says where it generated text."""
     chain, said = [error], " ".join(str(error).split())[:300]
     while cause := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(cause)
@@ -123,6 +123,8 @@ def why(error: BaseException, printed: str) -> str:
     if "Inappropriate ioctl" in words + printed[-2000:] or "not a terminal" in words:
         return f"needs a terminal{at}, and this is none"
     if "DataDependentOutput" in words or "DynamicOutputShape" in words:
+        if generated:
+            return f"generates text and picks by its values ({generated})"
         return f"cannot be predicted{at}: {NO_VALUES}"
     for text, mistake in MISTAKES.items():
         if text in words:

@@ -45,6 +45,7 @@ STARTS = "starts another program to train, `{}`: give that one to the prediction
 PROCESS = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
 PROCESS |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", GROUP_RANK="0")
 QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
+PASSES = 1000
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 NOTHING_THERE = "puts nothing on the card: it trains on the CPU"
 NEVER = "never runs a model on the card: it ended without a forward pass"
@@ -103,6 +104,7 @@ class Run:
         self.attempt, self.outcome, self.tell = attempt, outcome, tell
         self.asked, self.base, self.taken = attempt.asked, base, Counter()
         self.began, self.me, self.ends = time.monotonic(), os.getpid(), []
+        self.backwards = 0
 
     def note(self, text: str) -> None:
         if text not in self.outcome.notes:
@@ -158,7 +160,11 @@ class Run:
 
     def count(self, optimizer, *_) -> None:
         """An optimizer took a step."""
-        trace, ends, me = self.trace, self.ends, id(optimizer)
+        self.step_of(id(optimizer))
+
+    def step_of(self, me: int) -> None:
+        """The optimizer with this `id` took a step, by itself or in the replay of a graph."""
+        trace, ends = self.trace, self.ends
         self.taken[me] += 1
         if trace.phases[-1] == "between steps":
             ends.append((me, len(trace.phases) - 1, len(trace.events) - 1))
@@ -166,6 +172,12 @@ class Run:
         # One that an evaluation precedes is not like the others: then the next one tells.
         late = done == UPDATES and any(_evaluated(op, since) for op in trace.work.operations)
         if done >= UPDATES and not late:
+            raise Stop
+
+    def passed(self) -> None:
+        """A backward pass begins: without updates, so many are enough."""
+        self.backwards += 1
+        if not self.taken and self.backwards > PASSES:
             raise Stop
 
     def __call__(self):

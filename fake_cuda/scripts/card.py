@@ -95,7 +95,7 @@ def answers(trace: Trace, asked: dict, memory: Memory, note) -> Iterator[tuple]:
     told |= dict(_get_device_index=0)  # which functions of theirs call that are left as they are
     told |= dict(is_initialized=True, get_arch_list=ARCHITECTURES)
     told |= dict(get_device_name=name, get_device_capability=capability, initial_seed=0)
-    told |= dict(mem_get_info=free)
+    told |= dict(mem_get_info=free, cudart=Anything)
     told |= dict(current_accelerator=lambda *_, **__: CUDA, get_memory_info=free)
     told |= dict(current_stream=Anything, default_stream=Anything, stream=Anything)
     told |= dict(is_bf16_supported=lambda emulated=True: emulated or capability >= (8, 0))

@@ -111,7 +111,8 @@ def profilers(run) -> Iterator[tuple]:
     yield torch.profiler.profiler, "profile", Profile
     owner = torch.autograd.profiler
     yield from ((owner, name, Profile) for name in ("profile", "emit_nvtx", "emit_itt"))
-    yield torch.cuda, "profiler", Profile
+    for name in ("start", "stop", "init", "profile"):
+        yield torch.cuda.profiler, name, Profile
     yield torch.cuda.memory, "_dump_snapshot", _dump
 
 

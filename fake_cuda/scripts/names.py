@@ -75,6 +75,7 @@ def _types(where: Where) -> Iterator[tuple]:
         torch.set_default_device(None if found[0] == CPU else found[0])
 
     yield torch.Tensor, "type", asked
+    yield torch.Tensor, "type_as", lambda tensor, other: tensor.to(other)
     yield torch, "set_default_tensor_type", set_default
 
 

@@ -30,7 +30,7 @@ class TimeOver(BaseException):
 def _libraries() -> tuple[str, ...]:
     paths = [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])]
     paths += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return (*(path.rstrip("/") + "/" for path in paths), "<frozen", sys.prefix + "/lib")
+    return (*(path.rstrip("/") + "/" for path in paths), "<frozen", "<string>", sys.prefix + "/lib")
 
 
 def stood(frames) -> str:

@@ -16,6 +16,7 @@ from .words import SEVERAL, Stop
 from .workers import workers
 
 COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
+PASSES = 1000  # backward passes; without an update so many are enough
 
 
 def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:

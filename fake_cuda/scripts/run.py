@@ -26,9 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..simulation import Simulation, simulate
 from ..trace import HOST, Trace
 from . import card as cards
-from . import view
+from . import changes, view
 from .apart import Printed
-from .changes import changes
 from .host import UPDATES, Moves, Where
 from .source import cells_or_code
 from .words import ALONE, Stop, TimeOver, stood_now, why
@@ -45,7 +44,6 @@ STARTS = "starts another program to train, `{}`: give that one to the prediction
 PROCESS = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
 PROCESS |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", GROUP_RANK="0")
 QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
-PASSES = 1000
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 NOTHING_THERE = "puts nothing on the card: it trains on the CPU"
 NEVER = "never runs a model on the card: it ended without a forward pass"
@@ -136,7 +134,7 @@ class Run:
         signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
         with where, Moves(where) as moves:
             answers = cards.answers(trace, asked, self.memory, self.note)
-            for owner, name, value in (*answers, *changes(self, where, moves)):
+            for owner, name, value in (*answers, *changes.changes(self, where, moves)):
                 setattr(owner, name, value)
             yield
 
@@ -177,7 +175,7 @@ class Run:
     def passed(self) -> None:
         """A backward pass begins: without updates, so many are enough."""
         self.backwards += 1
-        if not self.taken and self.backwards > PASSES:
+        if not self.taken and self.backwards > changes.PASSES:
             raise Stop
 
     def __call__(self):

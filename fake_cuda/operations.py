@@ -41,6 +41,14 @@ TYPES |= {torch.float64: "fp64", torch.int8: "int8"}  # 8 bits of either kind ar
 TYPES |= dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), "int8")
 
 
+def _asks_tf32() -> bool:
+    """Whether products of fp32 may run as tf32, by whichever way it was asked."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # by torch.backends.fp32_precision, after which torch answers no more
+        return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
 def _size(t) -> int:
     """Bytes of a tensor; what is only expanded counts once."""
     if 0 not in t.stride():
@@ -149,7 +157,7 @@ class Work:
         kind = "norms" if name.startswith(NORMS) else kind
         work, flops = (), 0.0
         if name in PRODUCTS:
-            tf32 = torch.get_float32_matmul_precision() != "highest"
+            tf32 = _asks_tf32()
             kind, work = "product", tuple(_products(name, args, leaves, tf32))
             flops = sum(2.0 * b * m * n * k for b, m, n, k, *_ in work)
         elif name.startswith("_scaled_dot_product"):

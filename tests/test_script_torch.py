@@ -30,10 +30,10 @@ def run(tmp_path, monkeypatch):
     """Run this code between the building of a model and its updates."""
     monkeypatch.chdir(tmp_path)
 
-    def run(body, updates=2, end=END, **options):
+    def run(body, updates=2, end=END, card=T4, **options):
         (tmp_path / "train.py").write_text(MODEL + textwrap.dedent(body) + end)
         script = Script(str(tmp_path / "train.py"), seconds=60, **options)
-        script.found = simulate(script, card=T4)
+        script.found = simulate(script, card=card)
         assert script.updates == updates
         return script
 
@@ -64,7 +64,8 @@ def test_a_checkpoint_is_read_back_where_it_was_and_where_it_is_asked(run):
             found = torch.load(name, **options)
             assert round((allocated() - before) / weights) == grows, (name, options)
             assert found["model"]["0.weight"].is_cuda == bool(grows)
-            assert found["epoch"] == 3 and found["seen"].tolist() == [0, 1, 2, 3]
+            assert found["epoch"] == 3 and found["seen"].shape == (4,)
+            assert found["seen"].is_cuda or found["seen"].tolist() == [0, 1, 2, 3]
             model.load_state_dict(found["model"])
             optimizer.load_state_dict(found["opt"])
         for key, tensor in state["model"].items():
@@ -211,3 +212,188 @@ gpt = peft.get_peft_model(gpt, peft.LoraConfig(task_type="CAUSAL_LM", target_mod
 trainer(5, save_total_limit=1).train()
 """
     run(TRAINER + body, end="")
+
+
+def test_generators_of_the_card(run):
+    run("""
+        from torch.utils.data import DataLoader
+        g = torch.Generator(device="cuda").manual_seed(3)
+        assert isinstance(g, torch.Generator)
+        assert isinstance(torch.default_generator, torch.Generator)
+        assert g.device == torch.device("cuda", 0) and torch.Generator().device.type == "cpu"
+        assert torch.Generator("cuda:0").device.type == "cuda" and g.initial_seed() == 3
+        g.set_state(g.get_state())
+        assert torch.randn(3, generator=g, device="cuda").is_cuda
+        assert torch.cuda.default_generators[0].device.type == "cuda"
+        first = lambda: next(iter(DataLoader(
+            torch.arange(99), 9, shuffle=True, generator=torch.Generator().manual_seed(3)
+        ))).tolist()
+        assert first() == first() != list(range(9))
+        torch.cuda.random.set_rng_state(torch.cuda.random.get_rng_state())
+    """)
+
+
+def test_the_card_as_default_device(run):
+    run("""
+        torch.set_default_device("cuda")
+        layer = torch.nn.Linear(3, 4)
+        made = (torch.zeros(2), torch.tensor([1.0]), torch.arange(3), layer.weight)
+        assert all(t.is_cuda for t in made) and torch.get_default_device().type == "cuda"
+        assert torch.randn(3, generator=torch.Generator("cuda")).is_cuda
+        assert not torch.zeros(2, device="cpu").is_cuda
+        torch.set_default_device(None)
+        assert not torch.zeros(2).is_cuda
+    """)
+
+
+def test_old_names_of_types(run):
+    run("""
+        x = torch.cuda.FloatTensor(256, 1024).normal_()
+        assert x.is_cuda and x.shape == (256, 1024) and torch.cuda.LongTensor([1, 2]).is_cuda
+        assert isinstance(x, torch.cuda.FloatTensor) and not isinstance(x, torch.cuda.HalfTensor)
+        assert not isinstance(torch.zeros(1), torch.cuda.FloatTensor)
+        assert x.type() == "torch.cuda.FloatTensor" and torch.zeros(1).type() == "torch.FloatTensor"
+        assert x.type(torch.cuda.HalfTensor).type() == "torch.cuda.HalfTensor"
+        assert torch.zeros(2).type("torch.cuda.LongTensor").is_cuda
+        assert torch.zeros(2).type_as(x).is_cuda and not x.type(torch.FloatTensor).is_cuda
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        assert torch.zeros(2).is_cuda and torch.nn.Linear(2, 2).weight.is_cuda
+        torch.set_default_tensor_type(torch.FloatTensor)
+        assert not torch.zeros(2).is_cuda
+    """)
+
+
+def test_tables_of_memory_and_of_the_card(run):
+    run("""
+        import os
+        cuda, weights = torch.cuda, sum(p.nbytes for p in model.parameters())
+        stats = cuda.memory_stats()
+        assert stats["allocated_bytes.all.current"] == allocated() >= weights
+        assert stats["allocated_bytes.all.peak"] == cuda.max_memory_allocated()
+        assert stats["reserved_bytes.all.current"] == cuda.memory_reserved()
+        assert stats["num_ooms"] == 0 == stats["inactive_split_bytes.small_pool.peak"]
+        assert "Allocated memory" in cuda.memory_summary(0, abbreviated=True)
+        facts = cuda.get_device_properties(0)
+        assert facts.multi_processor_count == 40 and facts.L2_cache_size == 4 * 2**20
+        assert str(facts.uuid) and facts.max_threads_per_multi_processor == 1024
+        assert cuda.memory_snapshot() == [] and "GPU:0" in cuda.list_gpu_processes()
+        assert cuda.utilization() == 0 and not cuda.is_current_stream_capturing()
+        assert torch.version.cuda.split(".") and torch.backends.cudnn.version() + 1
+        assert cuda.get_arch_list()[0] == "sm_75"
+        cuda.memory._record_memory_history(max_entries=9)
+        cuda.memory._dump_snapshot("history.pickle")
+        assert os.path.getsize("history.pickle")
+        assert torch.zeros(3, pin_memory=True).is_pinned() and not model[0].weight.is_pinned()
+        cuda.cudart().cudaProfilerStart()
+    """)
+
+
+def test_a_fraction_of_the_memory_runs_out(run):
+    body = """
+        torch.cuda.set_per_process_memory_fraction(0.25)
+        try:
+            torch.empty(6 * 2**30, dtype=torch.uint8, device="cuda")
+            raise SystemExit("there was no limit")
+        except torch.OutOfMemoryError:
+            pass
+    """
+    assert "ran out of memory once" in run(body, memory=16 * 2**30).note
+
+
+def test_profilers_are_left_out_with_a_note(run):
+    script = run("""
+        import os
+        from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+        plan = schedule(wait=0, warmup=0, active=1)
+        asked = dict(activities=[ProfilerActivity.CUDA], schedule=plan)
+        with profile(on_trace_ready=tensorboard_trace_handler("log"), **asked) as p:
+            with torch.profiler.record_function("forward"):
+                model(torch.randn(16, 32, device="cuda"))
+            p.step()
+        assert len(os.listdir("log")) == 1
+        assert p.key_averages().table(sort_by="cuda_time_total") == ""
+        p.export_chrome_trace("trace.json")
+        with torch.autograd.profiler.profile(use_device="cuda"), torch.cuda.profiler.profile():
+            model(torch.randn(16, 32, device="cuda"))
+        with torch.autograd.profiler.emit_nvtx():
+            model(torch.randn(16, 32, device="cuda"))
+    """)
+    assert "Profilers were left out" in script.note and len(script.printed) < 1000
+
+
+def test_replays_of_a_graph_are_updates_of_its_time(run):
+    plain = "optimizer = torch.optim.SGD(model.parameters())\n"  # Adam makes states in its first
+    eager = run(plain)
+    replays = """
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    update()
+for _ in range(9):
+    graph.replay()
+raise SystemExit("it should have stopped before")
+"""
+    captured = run(plain + replays, end="")
+    assert "CUDA graphs" in captured.note and "CUDA graphs" not in eager.note
+    assert captured.found.step_seconds == pytest.approx(eager.found.step_seconds, rel=0.02)
+    assert captured.found.peak_allocated == pytest.approx(eager.found.peak_allocated, rel=0.1)
+    peaks = [script.found.timeline.sum(axis=1).max() for script in (eager, captured)]
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.1)
+
+
+def test_a_graph_without_the_optimizer_counts_in_the_step(run):
+    steps = """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            model(torch.randn(16, 32, device="cuda")).sum().backward()
+        for _ in range(9):
+            graph.replay()
+            optimizer.step()
+    """
+    found = run(steps, end="").found
+    names = [name for _, name in found.phases]
+    assert names[-3:] == ["forward", "backward", "optimizer step"]
+    graphed = run("model = torch.cuda.make_graphed_callables(model, (torch.zeros(16, 32),))")
+    assert "CUDA graphs" in graphed.note
+
+
+def test_datasets_hear_that_they_are_workers(run):
+    run("""
+        from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+        class Asks(Dataset):
+            def __len__(self):
+                return 100
+            def __getitem__(self, i):
+                info = get_worker_info()
+                assert info.num_workers == 4 and info.dataset is self and info.seed
+                return i
+        begun = []
+        asked = dict(num_workers=4, timeout=9, prefetch_factor=2, persistent_workers=True)
+        loader = DataLoader(Asks(), 10, worker_init_fn=begun.append, **asked)
+        assert len([batch for batch in loader]) == 10 and begun == [0]
+        class Shards(IterableDataset):
+            def __iter__(self):
+                info = get_worker_info()
+                yield from range(info.id, 12, info.num_workers)
+        found = [batch.tolist() for batch in DataLoader(Shards(), 2, num_workers=3)]
+        assert found == [[0, 3], [6, 9], [1, 4], [7, 10], [2, 5], [8, 11]]
+        assert get_worker_info() is None
+        assert list(DataLoader([1, 2], 1, False, None, None, 2))[0].tolist() == [1]
+    """)
+
+
+def test_kernels_of_the_scripts_own_are_refused_by_name(run):
+    body = """
+        from torch.utils.cpp_extension import load_inline
+        load_inline("own", cpp_sources="", cuda_sources="__global__ void f() {}", functions=[])
+    """
+    with pytest.raises(ValueError, match="compiles an extension for CUDA"):
+        run(body)
+
+
+def test_tf32_is_asked_of_the_card(run):
+    asks = "from transformers import TrainingArguments\nTrainingArguments('out', tf32=True)"
+    with pytest.raises(ValueError, match=r"in line 13 of train.py: .*--tf32 requires Ampere"):
+        run(asks)
+    ampere = Card("A100", (8, 0), 108, 1555e9, {"fp32": 19.5e12, "tf32": 150e12})
+    times = [run(text, card=ampere).found.step_seconds for text in ("", asks)]
+    assert times[1] <= times[0]

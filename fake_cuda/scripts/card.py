@@ -1,8 +1,6 @@
 """What torch.cuda and torch.accelerator answer about a card that is not there."""
 
 import inspect
-import types
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -11,12 +9,12 @@ import torch
 from ..allocator import Allocator
 from ..choices import CUDNN
 from ..trace import EMPTY_CACHE, HOST, Trace
+from .counters import counters
 from .host import CUDA
 
 # CUDA of the wheels of today's torch, and what they are built for (torch's release notes).
 VERSION = "13.0"
 ARCHITECTURES = [f"sm_{n}" for n in (75, 80, 86, 90, 100, 120)] + ["compute_120"]
-GRAPHED = "CUDA graphs were run as eager code: a replay costs neither memory nor time here."
 COUNTERS = dict(memory_allocated="allocated", max_memory_allocated="most")
 COUNTERS |= dict(memory_reserved="reserved", max_memory_reserved="peak")
 
@@ -83,32 +81,29 @@ class Memory(Allocator):
 
 def answers(trace: Trace, asked: dict, memory: Memory, note) -> Iterator[tuple]:
     """(owner, name, function) of what torch says of the card; functions not named do nothing.
-    `asked` has its name, its memory and what a CUDA context takes of that; `note` is called with
-    a sentence where something is run otherwise than asked."""
-    cuda, capability = torch.cuda, trace.card.capability
-    name, total = asked["card"], asked["memory"]
+
+    `asked` has its name, its memory and what a CUDA context takes of that; `note` is called with a
+    sentence where something is run otherwise than asked.
+    """
+    cuda, capability, name = torch.cuda, trace.card.capability, asked["card"]
+    total = asked["memory"]
 
     def free(*_):
         return total - asked["context"] - memory.now().reserved, total
 
-    def graphed(what=None, *_, **__):
-        note(GRAPHED)
-        return what
-
-    facts = dict(name=name, major=capability[0], minor=capability[1], is_integrated=False)
-    facts |= dict(total_memory=total, multi_processor_count=trace.card.sms, warp_size=32)
     told = dict(is_available=True, device_count=1, current_device=0, current_device_index=0)
-    told |= dict(is_initialized=True, get_arch_list=ARCHITECTURES, memory_summary="")
+    told |= dict(_get_device_index=0)  # which functions of theirs call that are left as they are
+    told |= dict(is_initialized=True, get_arch_list=ARCHITECTURES)
     told |= dict(get_device_name=name, get_device_capability=capability, initial_seed=0)
-    told |= dict(get_device_properties=types.SimpleNamespace(**facts), mem_get_info=free)
+    told |= dict(mem_get_info=free, cudart=Anything)
     told |= dict(current_accelerator=lambda *_, **__: CUDA, get_memory_info=free)
     told |= dict(current_stream=Anything, default_stream=Anything, stream=Anything)
     told |= dict(is_bf16_supported=lambda emulated=True: emulated or capability >= (8, 0))
-    told |= dict(memory_stats=Counter(), synchronize=cuda.synchronize)
+    told |= dict(synchronize=cuda.synchronize)
     told |= dict(get_rng_state=lambda *_, **__: torch.get_rng_state())
     told |= dict(get_rng_state_all=lambda *_, **__: [torch.get_rng_state()])
-    told |= dict(make_graphed_callables=graphed)
     told |= dict(reset_peak_memory_stats=lambda *_, **__: memory.now(anew=True) and None)
+    told |= dict(counters(trace, asked, memory))
     for key, counter in COUNTERS.items():
         told[key] = lambda *_, counter=counter, **__: getattr(memory.now(), counter)
     owners = (cuda, cuda.memory, cuda.nvtx, cuda.random, cuda.graphs, torch.accelerator)
@@ -120,14 +115,7 @@ def answers(trace: Trace, asked: dict, memory: Memory, note) -> Iterator[tuple]:
                 silent = lambda *_, value=value, **__: value  # noqa: E731
                 yield owner, key, value if callable(value) else silent
 
-    class Graph(Anything):
-        def __init__(self, *_, **__):
-            super().__init__()
-            note(GRAPHED)
-
     yield from ((cuda, key, Anything) for key in ("Stream", "Event", "device", "device_of"))
-    yield from ((owner, "CUDAGraph", Graph) for owner in (cuda, cuda.graphs))
-    yield from ((owner, "graph", Graph) for owner in (cuda, cuda.graphs))
     yield torch.version, "cuda", VERSION
     yield torch.backends.cudnn, "version", lambda: CUDNN
     yield torch.backends.cudnn, "is_available", lambda: True

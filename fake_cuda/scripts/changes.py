@@ -1,22 +1,25 @@
 """What a script's libraries do otherwise than on a card, are spared, or may not do."""
 
-import itertools
 import multiprocessing.context
 import os
 from collections.abc import Iterator
 
 import torch
+import torch.utils.cpp_extension
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..trace import FakeTensor
 from . import closures, generation, guesses
+from .graphs import graphs, profilers
 from .host import Moves, Where
+from .names import names
 from .ranks import ranks
 from .saved import files
 from .words import Stop
+from .workers import workers
 
 COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
-PASSES = 1000
+PASSES = 1000  # backward passes; without an update so many are enough
 NEW_FAKE = FakeTensor.__new__
 
 
@@ -24,15 +27,23 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     """(owner, name, value) of all that is replaced for a `Run`."""
     yield from _tensors(run, where)
     yield from files(run, where, moves)
+    yield from names(where, moves)
+    yield from graphs(run)
+    yield from profilers(run)
+    yield from workers()
     yield from _processes()
     yield from ranks(run, where, moves)
     yield from generation.changes(run)
     yield from closures.changes(run, where)
+    yield torch.utils.cpp_extension, "_join_cuda_home", _no_compiler
+
+
+def _no_compiler(*_):
+    raise Stop("compiles an extension for CUDA, whose kernels have nothing to work on here")
 
 
 def _tensors(run, where: Where) -> Iterator[tuple]:
-    parameter, passes = torch.nn.Parameter.__new__, itertools.count()
-    deepcopy = torch.Tensor.__deepcopy__
+    parameter, deepcopy = torch.nn.Parameter.__new__, torch.Tensor.__deepcopy__
 
     def compiled(what=None, *_, **__):
         run.note(COMPILED)
@@ -44,8 +55,7 @@ def _tensors(run, where: Where) -> Iterator[tuple]:
         return parameter(cls, data, requires_grad)
 
     def backward(tensor, gradient=None, retain_graph=None, create_graph=False, inputs=None):
-        if not run.taken and next(passes) >= PASSES:
-            raise Stop
+        run.passed()
         torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
     def copied(tensor, memo):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -28,6 +29,11 @@ def _is_card(value) -> bool:
     if str(value).split(":")[1:] not in ([], ["0"]):
         raise Stop(SEVERAL_CARDS.format(value))
     return True
+
+
+def _makes(func) -> bool:
+    """Whether a function makes tensors where torch.set_default_device says."""
+    return func in _device_constructors() or getattr(func, "__name__", "") == "tensor"
 
 
 def _number(value):
@@ -139,6 +145,7 @@ class Moves(TorchFunctionMode):
     def __init__(self, where: Where):
         super().__init__()
         self.where = where
+        self.default: torch.device | None = None  # as torch.set_default_device says
 
     def upload(self, tensor):
         trace = self.where.trace
@@ -208,6 +215,10 @@ class Moves(TorchFunctionMode):
         if fake and name in ("numpy", "tolist", "__array__", "__format__"):
             where.trace.work.wait(where.trace)
             return func(_ones(first), *args[1:], **kwargs)
+        if kwargs.get("pin_memory") is True:  # of a factory; the host has no other memory here
+            kwargs["pin_memory"] = False
+        if self.default and kwargs.get("device") is None and _makes(func):
+            kwargs["device"] = self.default
         if "device" in kwargs:
             kwargs["device"] = _number(kwargs["device"])
         card = any(map(_is_card, (*args, *kwargs.values())))

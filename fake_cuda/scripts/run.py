@@ -30,9 +30,8 @@ from torch.optim.optimizer import (
 from ..simulation import Simulation, simulate
 from ..trace import HOST, Trace
 from . import card as cards
-from . import view, watch
+from . import changes, view, watch
 from .apart import Printed
-from .changes import changes
 from .closures import passes_first
 from .host import UPDATES, Moves, Where
 from .source import cells_or_code
@@ -114,6 +113,7 @@ class Run:
         self.began, self.me, self.ends = time.monotonic(), os.getpid(), []
         self.leave = os._exit  # which the script is given another of
         self.generated = ""  # where the script generates text
+        self.backwards = 0
 
     def note(self, text: str) -> None:
         if text not in self.outcome.notes:
@@ -145,7 +145,7 @@ class Run:
         signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
         with where, Moves(where) as moves:
             answers = cards.answers(trace, asked, self.memory, self.note)
-            for owner, name, value in (*answers, *changes(self, where, moves)):
+            for owner, name, value in (*answers, *changes.changes(self, where, moves)):
                 setattr(owner, name, value)
             yield
 
@@ -169,7 +169,11 @@ class Run:
 
     def count(self, optimizer, *_) -> None:
         """An optimizer took a step."""
-        trace, ends, me = self.trace, self.ends, id(optimizer)
+        self.step_of(id(optimizer))
+
+    def step_of(self, me: int) -> None:
+        """The optimizer with this `id` took a step, by itself or in the replay of a graph."""
+        trace, ends = self.trace, self.ends
         self.taken[me] += 1
         if trace.phases[-1] == "between steps":
             ends.append((me, len(trace.phases) - 1, len(trace.events) - 1))
@@ -177,6 +181,12 @@ class Run:
         # One that an evaluation precedes is not like the others: then the next one tells.
         late = done == UPDATES and any(_evaluated(op, since) for op in trace.work.operations)
         if done >= UPDATES and not late:
+            raise Stop
+
+    def passed(self) -> None:
+        """A backward pass begins: without updates, so many are enough."""
+        self.backwards += 1
+        if not self.taken and self.backwards > changes.PASSES:
             raise Stop
 
     def __call__(self):

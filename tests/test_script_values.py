@@ -3,6 +3,7 @@
 import textwrap
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from fake_cuda import simulate
 from fake_cuda.cost import Card
@@ -279,3 +280,28 @@ def test_a_closure_is_no_part_of_the_update(script):
     assert names == ["forward", "backward", "optimizer step"] == [n for _, n in known.phases]
     assert found.step_seconds == pytest.approx(known.step_seconds, rel=0.1)
     assert found.peak_allocated == pytest.approx(known.peak_allocated, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "room, said", [("", ""), (', max_memory={0: "400KB", "cpu": "1GB"}', "cpu")]
+)
+def test_a_device_map_that_is_automatic(script, tmp_path, room, said):
+    sizes = dict(hidden_size=64, intermediate_size=64, num_attention_heads=2, vocab_size=99)
+    LlamaForCausalLM(LlamaConfig(num_hidden_layers=4, **sizes)).save_pretrained(tmp_path / "llama")
+    text = f"""
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained("llama", device_map="auto"{room})
+    assert model.device == torch.device("cuda", 0) and not hasattr(model, "hf_device_map")
+    ids = torch.randint(0, 99, (2, 5), device=model.device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for k in range(9):
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    """
+    one = script(text)
+    if not said:
+        simulate(one, (8, 0))
+        assert one.updates == 2
+        return
+    with pytest.raises(ValueError, match="a part goes to cpu"):
+        simulate(one, (8, 0))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 import torch.utils.cpp_extension
+import transformers.modeling_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..trace import FakeTensor
@@ -18,6 +19,10 @@ from .saved import files
 from .words import Stop
 from .workers import workers
 
+OFFLOADED = (
+    "loads a model of which a part goes to {}, because device_map leaves it no room on the card: "
+    "such a model is not predicted"
+)
 COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
 PASSES = 1000  # backward passes; without an update so many are enough
 NEW_FAKE = FakeTensor.__new__
@@ -32,6 +37,7 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from profilers(run)
     yield from workers()
     yield from _processes()
+    yield transformers.modeling_utils, "accelerate_dispatch", _placed
     yield from ranks(run, where, moves)
     yield from generation.changes(run)
     yield from closures.changes(run, where)
@@ -80,6 +86,13 @@ def _as_parameter(kind, first=None, *args, **options):
     if isinstance(first, torch.Tensor) and "fake_mode" not in options:
         return torch.nn.Parameter(first, options.get("requires_grad", True))
     return NEW_FAKE(kind, first, *args, **options)
+
+
+def _placed(model, quantizer, device_map: dict, *rest):
+    """A `device_map` over several places; one that is the card alone does not come here
+    (`from_pretrained` in transformers/modeling_utils.py)."""
+    away = {str(place) for place in device_map.values()} & {"cpu", "disk"}
+    raise Stop(OFFLOADED.format(" and ".join(sorted(away)) or "other cards"))
 
 
 def _processes() -> Iterator[tuple]:

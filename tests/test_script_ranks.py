@@ -203,6 +203,7 @@ def test_shards_are_refused_by_name_and_line(write, name):
 
 SECOND = """
 model.cuda(1); torch.ones(1).cuda(device=1); model.to(1); torch.ones(1, device=torch.device(1))
+torch.Generator("cuda:1")
 model.to("cuda:1"); torch.cuda.set_device(1); torch.cuda.set_device("cuda:1")
 torch.cuda.device(1).__enter__(); torch.set_default_device("cuda:1")
 torch.load("x", map_location="cuda:1"); torch.load("x", map_location={"cuda:0": "cuda:1"})
@@ -215,7 +216,7 @@ torch.nn.DataParallel(model, device_ids=[0, 1]); torch.zeros_like(model.weight, 
     "line", [one for text in SECOND.split("\n") for one in text.split("; ") if one]
 )
 def test_a_second_card_is_refused_however_it_is_named(write, line):
-    save = 'torch.save(torch.ones(1), "x")' if "load" in line else ""
+    save = 'torch.save(torch.ones(1).cuda(), "x")' if "load" in line else ""
     path = write(
         f"import torch\nmodel = torch.nn.Linear(1024, 4).cuda()\n{save}\n{line}\n", UPDATES
     )

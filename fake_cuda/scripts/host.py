@@ -139,6 +139,13 @@ def _ones(tensor):
         return torch.full(tensor.shape, int(tensor.dtype != torch.bool), dtype=tensor.dtype)
 
 
+def keep_known(tensor, copy) -> None:
+    """Lengths, masks and labels stay known in a copy on the card: models choose by them."""
+    if not tensor.is_floating_point() and tensor.numel() <= MOST:
+        with _disable_current_modes():
+            copy._known = known(tensor)
+
+
 class Moves(TorchFunctionMode):
     """Reads "cuda" wherever a script says it, and says so where a tensor is asked."""
 
@@ -160,9 +167,7 @@ class Moves(TorchFunctionMode):
                 return tensor.clone()
         out = self.where.like(tensor, True).requires_grad_(tensor.requires_grad)
         trace.work.copy(out, trace)
-        if not tensor.is_floating_point() and tensor.numel() <= MOST:
-            with _disable_current_modes():  # lengths, masks, labels: models choose by them
-                out._known = known(tensor)
+        keep_known(tensor, out)
         return out
 
     def download(self, tensor):

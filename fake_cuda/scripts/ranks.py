@@ -253,7 +253,6 @@ def _sharded() -> Iterator[tuple]:
 
 def _second_card() -> Iterator[tuple]:
     """To choose another card than the first is as wrong as to put a tensor on it."""
-    real = torch.set_default_device
 
     def choose(device=None, *_, **__):
         _is_card(_number(device))
@@ -263,16 +262,11 @@ def _second_card() -> Iterator[tuple]:
             super().__init__()
             choose(device)
 
-    def default(device):
-        choose(device)
-        real(device)
-
     yield torch.cuda, "set_device", choose
     yield torch.cuda, "device", device
     for name in ("set_device_index", "set_device_idx"):
         if hasattr(torch.accelerator, name):
             yield torch.accelerator, name, choose
-    yield torch, "set_default_device", default
 
 
 # ------------------------------------------------------------------------------------ processes

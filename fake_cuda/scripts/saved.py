@@ -17,7 +17,7 @@ from ..trace import FakeTensor
 from ..values import known
 from . import host
 from .holes import sparse_files
-from .host import Moves, Where, _is_card
+from .host import Moves, Where, _is_card, _number, keep_known
 
 SIMULATED = "What {} writes was left out: objects of the simulation cannot be written."
 PLAIN = torch.Tensor.__reduce_ex__  # how torch pickles a tensor
@@ -52,8 +52,8 @@ class Placed:
     def __init__(self, device: str = "cpu"):
         self.device = torch.device(device)
 
-    def cuda(self, *_, **__) -> "Placed":
-        return Placed("cuda:0")
+    def cuda(self, device=None, *_, **__) -> "Placed":
+        return Placed("cuda:0" if device is None else str(_number(device)))
 
     def cpu(self) -> "Placed":
         return Placed()
@@ -171,7 +171,9 @@ def _upload(found, on_card: set, moves: Moves):
         if storage._cdata not in storages:
             storages[storage._cdata] = Bytes(storage.nbytes(), True)
         whole, place = storages[storage._cdata], (leaf.stride(), leaf.storage_offset())
-        return whole.tensor(leaf.dtype, leaf.shape, *place).requires_grad_(leaf.requires_grad)
+        out = whole.tensor(leaf.dtype, leaf.shape, *place).requires_grad_(leaf.requires_grad)
+        keep_known(leaf, out)
+        return out
 
     return tree_map(moved, found)
 

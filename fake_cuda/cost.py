@@ -210,7 +210,8 @@ class Time:
     reach with the same kernels: products, attention, copies and the update as they are, all other
     traffic and the host for nothing. `ends` is when the card is done with each operation of a pass.
     `launches` and `moved` count, by phase, the operations that the card is given and their bytes.
-    `note` says what is not timed or only assumed; without `step_seconds`, what is missing.
+    `note` says what is not timed or only assumed; without `step_seconds`, what is missing. `what`
+    is "step", or "pass" of a run without a step.
     """
 
     step_seconds: float | None = None
@@ -227,12 +228,13 @@ class Time:
     moved: dict[str, int] = field(default_factory=dict)
     note: str = ""
     ends: list[float] = field(default_factory=list, repr=False)
+    what: str = "step"
 
     def __str__(self) -> str:
         if not self.step_seconds:
             return self.note
         seconds = Estimate(self.step_seconds, self.low, self.high)
-        return f"{seconds} s a step, limited by {self.limited_by}"
+        return f"{seconds} s a {self.what}, limited by {self.limited_by}"
 
     def per_second(self, n: int | None) -> Estimate | None:
         """The rate of what a step has `n` of; None if that or the time is not known."""

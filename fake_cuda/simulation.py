@@ -153,7 +153,8 @@ def _time(work, phases: list[str], passes: list[int], card: cost.Card, **speed) 
         return step, cost.Time(note="No time is predicted: no step was seen.")
     found = cost.step_time(step, phases, card, **speed)
     notes += [note for note, phase in work.notes.items() if first <= phase < last]
-    return step, dataclasses.replace(found, note=found.note or " ".join(notes))
+    what = "pass" if passes and not ends else "step"
+    return step, dataclasses.replace(found, note=found.note or " ".join(notes), what=what)
 
 
 def _ends(names: list[str]) -> list[int]:

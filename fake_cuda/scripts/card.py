@@ -36,12 +36,12 @@ class Memory(Allocator):
     """torch's counters: the allocator's model, fed with what happened so far.
 
     With a `limit` in bytes it runs out as the card does: `torch.OutOfMemoryError`. What the run
-    needed before that is no part of what is predicted, if the script goes on.
+    needed before that is no part of what is predicted, if the script goes on: `forget` is called.
     """
 
-    def __init__(self, trace: Trace, limit: int | None = None):
+    def __init__(self, trace: Trace, limit: int | None = None, forget=lambda: None):
         super().__init__()
-        self.trace, self.limit, self.seen, self.most = trace, limit, 0, 0
+        self.trace, self.limit, self.forget, self.seen, self.most = trace, limit, forget, 0, 0
         self.ran_out, self.pending = 0, False
 
     def now(self, anew: bool = False) -> "Memory":
@@ -69,6 +69,7 @@ class Memory(Allocator):
             self.empty_cache()  # as torch does before it gives up
             if self.reserved > self.limit:
                 self.ran_out, self.pending = self.ran_out + 1, True
+                self.forget()
                 self.release(i)  # it was never there
                 self.trace.kind[i], self.peak = HOST, peak
                 self.trace.empty_cache()

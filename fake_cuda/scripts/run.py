@@ -41,7 +41,7 @@ ONE_UPDATE = "It took one update only: from the second on, an optimizer's states
 BY_HAND = "No optimizer took a step: weights written after a backward pass are its updates."
 NOT_UPDATED = (
     "Nothing was updated: no optimizer took a step and no weight was written. This is the memory "
-    "of its {} passes, and the time of the last one."
+    "of its {}, and the time of the last one."
 )
 RAN_OUT = "It ran out of memory {} and went on: this is what it came to{}."
 ONE_PROCESS = "It was run as one process of one, as torchrun would run it."
@@ -128,7 +128,7 @@ class Run:
         """What `simulate` puts around the run. Nothing is put back: the process ends with it."""
         self.trace, asked = trace, self.asked
         limit = asked["memory"] - asked["context"] if self.attempt.limited else None
-        self.memory = cards.Memory(trace, limit)
+        self.memory = cards.Memory(trace, limit, self.forget)
         self.where = where = Where(trace, self.taken, self.memory)
         path = asked["path"] if asked["module"] else self.where_is(os.path.abspath(asked["path"]))
         self.path = path if os.path.isabs(asked["path"]) else asked["path"]
@@ -166,6 +166,12 @@ class Run:
         words = [os.fsdecode(word) for word in words]
         if event == "os.exec" or _trains(words):
             raise Stop(STARTS.format(shlex.join(words)))
+
+    def forget(self) -> None:
+        """Memory ran out. If the script goes on, it does so anew: with another optimizer, maybe."""
+        self.taken.clear()
+        self.ends.clear()
+        self.where.by_hand = self.backwards = 0
 
     def count(self, optimizer, *_) -> None:
         """An optimizer took a step."""

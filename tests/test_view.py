@@ -357,7 +357,7 @@ def test_a_database_elsewhere_is_not_attached(work, tmp_path):
     attach = "import sqlite3\nbase = sqlite3.connect('mine.db')\nbase.execute('vacuum')\n"
     attach += "base.execute('attach {} as other').execute('create table other.t (a)')\n"
     predict(work, attach.format('"inside.db"'), "watched")
-    with pytest.raises(ValueError, match="attaches a database in line 3 of train.py"):
+    with pytest.raises(ValueError, match="attaches a database in line 4 of train.py"):
         predict(work, attach.format(f'"{tmp_path}/outside.db"'), "watched")
     assert not (tmp_path / "outside.db").exists()
 

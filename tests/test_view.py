@@ -4,9 +4,11 @@ import hashlib
 import http.server
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -18,7 +20,7 @@ import pytest
 import torch
 
 from fake_cuda import simulate
-from fake_cuda.scripts import Script, apart, view
+from fake_cuda.scripts import Script, apart, overlay, view
 
 WAYS = ("overlay", "copy", "watched")
 UPDATES = """
@@ -336,6 +338,187 @@ def test_what_is_refused_is_said(work, tmp_path):
     (work / "large").write_bytes(bytes(view.SMALL + 1))
     with pytest.raises(ValueError, match="writes to large, "):
         predict(work, "open('large', 'r+')", "copy")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_paths_in_arguments_are_found_in_the_view(work, way):
+    text = """
+import sys
+for argument in sys.argv[1:]:
+    open(argument.split("=")[-1], "w").write("new")
+assert {open(name).read() for name in ("a", "b", "c")} == {"new"}
+"""
+    before = seen(work)
+    predict(work, text, way, [f"{work}/a", f"--out={work}/b", f"data.out={work}/c"])
+    assert seen(work).keys() - before.keys() == {str(work / "train.py")}
+
+
+def test_a_database_elsewhere_is_not_attached(work, tmp_path):
+    attach = "import sqlite3\nbase = sqlite3.connect('mine.db')\nbase.execute('vacuum')\n"
+    attach += "base.execute('attach {} as other').execute('create table other.t (a)')\n"
+    predict(work, attach.format('"inside.db"'), "watched")
+    with pytest.raises(ValueError, match="attaches a database in line 4 of train.py"):
+        predict(work, attach.format(f'"{tmp_path}/outside.db"'), "watched")
+    assert not (tmp_path / "outside.db").exists()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "open('large', 'wb').write(bytes(2**24))",
+        "__import__('numpy').ones(2**21).tofile('large')",
+        "torch.save(torch.ones(2**22), 'large')",
+    ],
+)
+def test_what_is_too_large_for_memory_is_said(work, monkeypatch, write):
+    monkeypatch.setattr(overlay, "ROOM", "8m")
+    with pytest.raises(ValueError, match="writes more than there is room for in line 2 of train"):
+        predict(work, f"import torch\n{write}\n", "overlay")
+
+
+# ------------------------------------------------------------------------------ other systems
+
+TELLS = """
+import ctypes, json, os, struct, sys
+from fake_cuda import simulate
+from fake_cuda.scripts import Script
+def refuse(error, *numbers):  # by a filter of system calls, as containers do
+    steps = [(32, 0, 0, 0)]
+    for number in numbers:
+        steps += [(21, 0, 1, number), (6, 0, 0, 0x50000 | error)]
+    code = b"".join(struct.pack("HBBI", *step) for step in (*steps, (6, 0, 0, 0x7FFF0000)))
+    kept = ctypes.create_string_buffer(code)
+    about = struct.pack("HP", len(code) // 8, ctypes.addressof(kept))
+    assert not ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
+    assert not ctypes.CDLL(None).prctl(22, 2, about, 0, 0)
+REFUSE
+script = Script("train.py", sys.argv[1:], seconds=60)
+simulate(script)
+print(json.dumps([script.way, script.note, script.printed]))
+"""
+TRIES = """
+import os, sys
+for name in sys.argv[1:]:
+    try:
+        with open(name, "a") as file: file.write("new")
+        assert open(name).read().endswith("new")
+        print("ok", name)
+    except OSError as error:
+        print(type(error).__name__, error.errno, name)
+"""
+USER = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"]
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Predicts a script that writes files, in a process and mounts of its own, perhaps as an
+    ordinary user: (folder, files, ...) -> way, note, printed. `base` is an open folder."""
+    if sys.platform != "linux" or os.getuid() or not shutil.which("setpriv"):
+        pytest.skip("needs root on Linux, and setpriv")
+    base = Path(tempfile.mkdtemp(prefix="view test ")).resolve()
+    base.chmod(0o755)
+    (base / "tmp").mkdir()
+    (base / "tmp").chmod(0o777)
+
+    def run(work, files, setup=":", user=False, refuse=""):
+        command = ["unshare", "-m", "sh", "-ec", setup + '; cd "$0"; exec "$@"', str(work)]
+        command += [*(USER if user else ()), sys.executable, "-c", TELLS.replace("REFUSE", refuse)]
+        (work / "train.py").write_text(TRIES + UPDATES)
+        environment = os.environ | {"HOME": str(base / "me"), "TMPDIR": str(base / "tmp")}
+        done = subprocess.run(
+            [*command, *map(str, files)], env=environment, cwd=base, capture_output=True, text=True
+        )
+        if "no private view" in done.stderr or "unshare failed" in done.stderr:
+            pytest.skip(done.stderr.splitlines()[-1])
+        assert not done.returncode, done.stderr
+        way, note, printed = json.loads(done.stdout.splitlines()[-1])
+        return way, note, printed.split("\n")[:-1]
+
+    run.base = base
+    yield run
+    shutil.rmtree(base)
+
+
+@pytest.mark.parametrize("user", [False, True], ids=["root", "user"])
+@pytest.mark.parametrize("kind", ["tmpfs", "bind", "read-only", "file", "overlay"])
+def test_new_files_beside_a_mount_and_in_it(elsewhere, user, kind):
+    """As in Colab: /content is on the disk, /content/drive is not."""
+    base = elsewhere.base
+    content, other = base / "me" / "content", base / "other"
+    for folder in (content / "drive", content / "sample", other, base / "u", base / "w"):
+        folder.mkdir(parents=True)
+    for name in ("old.txt", "sample/old.txt", "drive/old.txt", "one.txt"):
+        (content / name).write_text("old")
+    (other / "old.txt").write_text("old")
+    setup = {
+        "tmpfs": "mount -t tmpfs none me/content/drive; echo old > me/content/drive/old.txt",
+        "bind": "mount --bind other me/content/drive",
+        "read-only": "mount --bind other me/content/drive; mount -o remount,ro,bind other "
+        "me/content/drive",
+        "file": "mount --bind other/old.txt me/content/one.txt",
+        "overlay": "mount -t tmpfs none u; mkdir u/u u/w; mount -t overlay none "
+        "-o lowerdir=other,upperdir=u/u,workdir=u/w me/content/drive",
+    }[kind]
+    if user:
+        setup = "chown -R 12345:12345 me other; " + setup
+        setup += "; chown -R 12345:12345 me/content/drive || true"
+    files = "old.txt new sample/old.txt sample/new drive/old.txt drive/new one.txt ../beside"
+    way, _, said = elsewhere(content, files.split(), setup, user)
+    assert (way, said) == ("overlay", [f"ok {name}" for name in files.split()])
+    assert not (content / "new").exists() and not (base / "me" / "beside").exists()
+    assert {p.read_text() for p in (content / "old.txt", other / "old.txt")} == {"old"}
+
+
+@pytest.mark.parametrize("user", [False, True], ids=["root", "user"])
+@pytest.mark.parametrize("kind", ["folder", "tmpfs"])
+def test_a_name_that_options_of_a_mount_may_not_hold(elsewhere, user, kind):
+    work = elsewhere.base / "others" / "me" / "a\\b, c:d ü [1]"
+    (work / "sub").mkdir(parents=True)
+    (work / "sub" / "old").write_text("old")
+    setup = 'cp -r "$0/." saved; mount -t tmpfs none "$0"; cp -r saved/. "$0"'
+    setup = (":" if kind == "folder" else setup) + "; chown -R 12345:12345 others/me"
+    files = ["new", "sub/new", "../beside"]
+    way, _, said = elsewhere(work, files, setup, user)
+    assert (way, said) == ("overlay", [f"ok {name}" for name in files])
+    assert os.listdir(work / "sub") == ["old"] and os.listdir(work.parent) == [work.name]
+
+
+def test_files_of_others_that_a_user_may_change_are_copied(elsewhere):
+    work = elsewhere.base / "group"
+    (work / "sub").mkdir(parents=True)
+    (work / "sub" / "old").write_text("old")
+    way, _, said = elsewhere(work, ["sub/old", "sub/new"], "chmod -R a+rwX group", user=True)
+    assert (way, said) == ("copy", ["ok sub/old", "ok sub/new"])
+    assert (work / "sub" / "old").read_text() == "old" and os.listdir(work / "sub") == ["old"]
+
+
+@pytest.mark.parametrize("landlock", [True, False])
+def test_a_container_without_namespaces(elsewhere, landlock):
+    numbers = {"x86_64": (165, 272), "aarch64": (40, 97)}.get(os.uname().machine)
+    if not numbers:
+        pytest.skip("no numbers of calls")
+    refuse = f"refuse(1, *{numbers})\n" + ("" if landlock else "refuse(38, 444)\n")
+    work = elsewhere.base / "app"
+    work.mkdir()
+    way, note, said = elsewhere(work, ["train.py", "new"], refuse=refuse)
+    assert said == ["ok train.py", "ok new"] and os.listdir(work) == ["train.py"]
+    assert (way, note) == (("copy", "") if landlock else ("watched", view.WATCHED))
+
+
+def test_windows_says_what_is_needed(work):
+    """Everything but scripts is imported and used there too."""
+    (work / "train.py").write_text(UPDATES)
+    code = """
+import sys
+sys.modules["fcntl"] = sys.modules["termios"] = None
+from fake_cuda import simulate
+from fake_cuda.scripts import Script
+simulate(Script("train.py"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        "ValueError: train.py cannot be run here: a script needs Linux or macOS"
+    )
 
 
 # --------------------------------------------------------------------------------- how it ends

@@ -3,11 +3,14 @@
 import ctypes
 import errno
 import fcntl
+import glob
+import itertools
 import os
 import re
 import shutil
 import socket
 import struct
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +20,8 @@ HERE, ALL_INSIDE, READ_ONLY = -100, 0x8000, struct.pack("4Q", 1, 0, 0, 0)  # for
 KERNEL = ("/proc", "/sys", "/dev")  # its own folders: no files of anybody's
 NO_NEW_PRIVILEGES = 38  # linux/prctl.h
 SMALL = 2**20  # bytes of a file that is copied where no overlay can be
+LOOKED_AT = 10000  # files of which it is asked whose they are
+ROOM = "50%"  # of this machine's memory, for all that is written
 
 
 def call(name: str, *arguments) -> int:
@@ -35,12 +40,12 @@ def _mount(what: str, where: str, kind: str | None = None, flags: int = 0, optio
 def overlay(base: str, folders: list[str], network: bool) -> None:
     """Enter a view of all files, of which at least `folders` can be written; it lies in `base`."""
     here = os.getcwd()
-    _unshare(NEWNS | (0 if network else NEWNET))
+    own = _unshare(NEWNS | (0 if network else NEWNET), folders)
     found = re.findall(rb"^\S+ \S+ \S+ \S+ (\S+)", Path("/proc/self/mountinfo").read_bytes(), re.M)
     plain = [re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), m) for m in found]
-    mounted = sorted({os.fsdecode(m) for m in plain} - {"/"})
+    mounted = sorted({*map(os.fsdecode, plain), *own} - {"/"})
     _mount("none", "/", None, RECURSIVE | PRIVATE)
-    _mount("tmpfs", base, "tmpfs")
+    _mount("tmpfs", base, "tmpfs", 0, f"size={ROOM}")
     os.chdir(base)
     try:  # what an overlay remembers of removed folders; root's also of renamed ones
         os.setxattr(base, "trusted.overlay.works", b"")
@@ -61,15 +66,44 @@ def overlay(base: str, folders: list[str], network: bool) -> None:
     call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
 
 
-def _unshare(apart: int) -> None:
-    who = (os.getuid(), os.getgid())
+def _unshare(apart: int, folders: list[str]) -> list[str]:
+    """Leave the world of all processes. An ordinary user does so as the root of one where nobody
+    else is: then the folders are returned that need an overlay of their own."""
     try:
         call("unshare", apart)
-    except OSError:  # who is not root is it in a world of their own
+        return []
+    except OSError:
+        who = (os.getuid(), os.getgid())
+        own = _owned(folders, who)
         call("unshare", apart | NEWUSER)
         Path("/proc/self/setgroups").write_text("deny")
         for name, number in zip(("uid_map", "gid_map"), who, strict=True):
             Path("/proc/self", name).write_text(f"{number} {number} 1")
+        return own
+
+
+def _owned(folders: list[str], who: tuple[int, int]) -> list[str]:
+    """The user's own folders. An overlay cannot copy for them what is another user's or group's
+    (EOVERFLOW): neither the folders above a new file, so each gets an overlay of its own, nor what
+    is inside: then OSError, for the next way."""
+    for folder in folders:
+        found = glob.iglob("**", root_dir=folder, recursive=True, include_hidden=True)
+        for name in itertools.islice(found, LOOKED_AT):
+            path = os.path.join(folder, name)
+            if name and _owner(path) != who and os.access(path, os.W_OK):
+                raise PermissionError(f"{path} has another owner or group")
+    found = set()
+    for folder in {*folders, os.path.expanduser("~"), tempfile.gettempdir()}:
+        folder = os.path.realpath(folder)
+        while os.path.isdir(folder) and _owner(os.path.dirname(folder)) == who:
+            folder = os.path.dirname(folder)
+        found |= {folder} if os.path.isdir(folder) else set()
+    return sorted(found)
+
+
+def _owner(path: str) -> tuple[int, int]:
+    about = os.lstat(path)
+    return about.st_uid, about.st_gid
 
 
 def _cover(path: str, mounted: list[str], folders: list[str], kind: str) -> None:

@@ -120,8 +120,11 @@ class Run:
             self.outcome.notes.append(text)
 
     def where_is(self, text: str) -> str:
-        """An argument or path, as the view has it."""
-        return view.place(text, self.base, self.outcome.way) if os.path.isabs(text) else text
+        """A path or an argument, also one as name=path, as the view has it."""
+        name, equals, value = ("", "", text) if os.path.isabs(text) else text.partition("=")
+        if not os.path.isabs(value):
+            return text
+        return name + equals + view.place(value, self.base, self.outcome.way)
 
     @contextmanager
     def inside(self, trace: Trace) -> Iterator[None]:

@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import view
-from .apart import Ended, apart
-from .run import Attempt
+try:
+    from .apart import Ended, apart
+    from .run import Attempt
+except ModuleNotFoundError as error:  # Windows
+    if error.name not in ("fcntl", "termios"):
+        raise
+    apart = None
 
 SECONDS = 300.0
 
@@ -48,6 +52,8 @@ class Script:
 
     def simulated(self, **card) -> object:
         """The `Simulation` of its run; `card` are the keywords of `simulate`."""
+        if apart is None:
+            raise ValueError(f"{self.path} cannot be run here: a script needs Linux or macOS")
         again = {}
         while again is not None:
             outcome = self._attempt(Attempt(self._asked(), card, **again))
@@ -100,4 +106,4 @@ def _check(path: Path) -> None:
         raise ValueError(f"{path} is not Python")
 
 
-__all__ = ["SECONDS", "Script", "view"]
+__all__ = ["SECONDS", "Script"]

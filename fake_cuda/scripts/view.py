@@ -7,7 +7,7 @@ that it starts:
            what is written lies in memory, can be read back, and is gone with the process.
 "copy"     Linux with Landlock. The script's folders are copied, its home is a folder of links, and
            the kernel refuses to write anywhere else. Changes of modes, owners and times seem to
-           succeed and do nothing, in the copies too.
+           succeed and do nothing, in the copies too. Shared memory (/dev/shm) is the machine's own.
 "watched"  elsewhere. The same copies; Python refuses to write anywhere else and to start programs.
            What a compiled library writes to an absolute path is not held back: `WATCHED` says so.
 
@@ -35,7 +35,7 @@ TINY = 4096  # in caches: locks, references and settings
 CACHES = (".cache/huggingface", ".cache", ".config", ".local", "")  # folders of the home
 NAMED = ("HF_", "XDG_", "TORCH", "TRITON_", "MPL", "WANDB_")  # variables that name such folders
 
-closed = False  # whether this process works in copies, and may write nowhere else
+entered = ""  # the way that this process took
 
 
 def enter(base: str, folders: list[str], network: bool, ways: tuple[str, ...]) -> str:
@@ -51,6 +51,8 @@ def enter(base: str, folders: list[str], network: bool, ways: tuple[str, ...]) -
             os.chdir(here)
     else:
         raise OSError("no private view of the files can be had: " + "; ".join(refused))
+    global entered
+    entered = way
     for name in ("rename", "replace"):
         setattr(os, name, functools.partial(renamed, getattr(os, name)))
     return way
@@ -90,8 +92,6 @@ def _copied(base: str, folders: list[str]) -> None:
     moved = (os.path.join(home, ".cache"), *map(os.path.abspath, named.values()))
     os.environ.update({name: base + os.path.abspath(folder) for name, folder in named.items()})
     os.environ.update(HOME=base + home, TMPDIR=temporary)
-    global closed
-    closed = True
     tempfile.tempdir = temporary
     for module in list(sys.modules.values()):  # what they remember since they were imported
         for name, value in list(getattr(module, "__dict__", {}).items()):

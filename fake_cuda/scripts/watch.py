@@ -4,6 +4,7 @@ import errno
 import functools
 import os
 import socket
+import sqlite3
 import sys
 from urllib.parse import unquote
 
@@ -17,6 +18,8 @@ CHANGES = {
     "os.truncate": ((0,), 9, True), "os.setxattr": ((0,), 9, True), "os.chflags": ((0,), 9, True),
     "os.removexattr": ((0,), 9, True), "sqlite3.connect": ((0,), 9, True),
 }  # fmt: skip
+NO_PROGRAMS = "no programs are started here"
+ATTACH = 24  # sqlite3.h: SQLITE_ATTACH, of which the hook hears nothing
 PROGRAMS = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
 CALLS = ("connect", "sendto", "sendmsg", "getaddrinfo", "gethostbyname", "gethostbyaddr")
 CALLS = tuple(f"socket.{name}" for name in CALLS)
@@ -36,7 +39,7 @@ def watch(base: str, network: bool) -> None:
             for k, name in enumerate(names):
                 check(given[name], *given[folder + k : folder + k + 1] or (-1,), follows)
         elif event in PROGRAMS:
-            raise PermissionError(errno.EPERM, "no programs are started here", str(given[0]))
+            raise PermissionError(errno.EPERM, NO_PROGRAMS, str(given[0]))
         elif event in CALLS and not network:
             if getattr(given[0], "family", None) != getattr(socket, "AF_UNIX", 0):
                 raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
@@ -52,10 +55,22 @@ def watch(base: str, network: bool) -> None:
         if not (os.path.realpath(path) if follows else real).startswith(allowed):
             raise PermissionError(errno.EACCES, "outside of the script's folder", path)
 
+    def attached(action: int, path: str | None, *_) -> int:
+        if action == ATTACH:  # what is raised here, sqlite denies; it tells no path of a parameter
+            check("/?" if path is None else path, -1, True)
+        return 0
+
     def made(make, path, *rest, dir_fd=None):  # of which the hook hears nothing
         check(path, -1 if dir_fd is None else dir_fd, False)
         return make(path, *rest, dir_fd=dir_fd)
 
+    def connected(connect, *given, **named):
+        connection = connect(*given, **named)
+        connection.set_authorizer(attached)
+        return connection
+
+    for module in (sqlite3, sqlite3.dbapi2):
+        module.connect = functools.partial(connected, module.connect)
     for name in ("mkfifo", "mknod"):
         setattr(os, name, functools.partial(made, getattr(os, name)))
     os.open = functools.partial(_opened, os.open)

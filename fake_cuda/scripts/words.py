@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 
 from ..simulation import MISTAKES, NO_VALUES
-from . import view
+from . import view, watch
 
 SEVERAL = (
     "asks for several processes, and one is predicted: run it with one, as torchrun would with "
@@ -21,6 +21,17 @@ SEVERAL_CARDS = "puts tensors on {}: one card is predicted, which is cuda:0"
 OFFLINE = "ConnectionError|ConnectError|LocalEntryNotFound|OfflineModeIsEnabled|URLError|gaierror"
 OFFLINE += "|HfHubHTTPError|MaxRetryError|connect to 'https|Face Hub|urlopen|Network is unreach"
 ALONE = ("'RANK'", "'LOCAL_RANK'", "'WORLD_SIZE'", "'MASTER_ADDR'", "'LOCAL_WORLD_SIZE'")
+FULL = (
+    "writes more than there is room for{at}: what it writes is kept in memory, half of this "
+    "machine's at most"
+)
+READ_ONLY = "changes {}, which can only be read here{{at}}: the view of the files cannot copy it"
+ATTACHES = "attaches a database{at} that is not known to lie in the copy of its folder"
+PROGRAM = "starts another program, `{}`{{at}}, and on this system none is started"
+OUTSIDE = (
+    "writes to {}, outside of the copy of its folder in which it runs on this system"
+    "{{at}}: name a folder inside it"
+)
 UNSET = "environment variable [A-Z_]+ expected, but not set"  # torch/distributed/rendezvous.py
 
 
@@ -77,18 +88,24 @@ def alone(error: BaseException | None) -> bool:
 
 def _refused(error: BaseException) -> str:
     """What the view of the files did not let it do."""
-    if not isinstance(error, PermissionError) or not view.closed:
-        return ""
+    name = str(getattr(error, "filename", None) or error)[:200].replace("{", "{{")
+    name, number = name.replace("}", "}}"), getattr(error, "errno", None)
+    if view.entered == "overlay":
+        if number == errno.ENOSPC or "enough free space" in str(error) or _full():  # numpy's
+            return FULL
+        return READ_ONLY.format(name) if number in (errno.EROFS, errno.EOVERFLOW) else ""
+    if not view.entered or not isinstance(error, PermissionError):
+        return ATTACHES if view.entered == "watched" and "not authorized" in str(error) else ""
     if error.errno == errno.EPERM:
-        command = str(error.filename)[:80].replace("{", "{{").replace("}", "}}")
-        return f"starts another program, `{command}`{{at}}, and on this system none is started"
-    name = str(error.filename or error).replace("{", "{{").replace("}", "}}")
-    if os.path.exists(name) and not os.access(name, os.R_OK):
-        return ""
-    return (
-        f"writes to {name}, outside of the copy of its folder in which it runs on this system"
-        f"{{at}}: name a folder inside it"
-    )
+        return PROGRAM.format(name) if error.strerror == watch.NO_PROGRAMS else ""
+    secret = os.path.exists(name) and not os.access(name, os.R_OK)
+    return "" if secret else OUTSIDE.format(name)
+
+
+def _full() -> bool:
+    """Whether there is no room for files: compiled libraries say less of it than the system."""
+    about = os.statvfs(".")
+    return about.f_bavail * about.f_frsize < 2**16
 
 
 def why(error: BaseException, printed: str, generated: str = "") -> str:

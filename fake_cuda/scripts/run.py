@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from torch.autograd.graph import _engine_run_backward as ENGINE
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -52,7 +53,9 @@ PROCESS = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
 PROCESS |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", GROUP_RANK="0")
 QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+IN_THREAD = "uses the card{} in a thread of its own, where it is not followed"
 NOTHING_THERE = "puts nothing on the card: it trains on the CPU"
+IN_TORCH = [f.__code__ for f in (Moves.__torch_function__, Where.__torch_dispatch__, ENGINE)]
 NEVER = "never runs a model on the card: it ended without a forward pass"
 
 
@@ -114,6 +117,7 @@ class Run:
         self.leave = os._exit  # which the script is given another of
         self.generated = ""  # where the script generates text
         self.backwards = 0
+        self.lost: BaseException | None = None  # what ended a thread for lack of a card
 
     def note(self, text: str) -> None:
         if text not in self.outcome.notes:
@@ -137,7 +141,6 @@ class Run:
         sys.argv = [self.path, *map(self.where_is, asked["arguments"])]
         sys.path.insert(0, folder)
         sys.dont_write_bytecode = True
-        logging.disable()
         logging.root.handlers = []
         _forget(folder)
         sys.addaudithook(self.heard)
@@ -149,12 +152,13 @@ class Run:
                 setattr(owner, name, value)
             yield
 
-    def tick(self, *_) -> None:
+    def tick(self, _, frame) -> None:
         """Twice a second: say how far it is; at the end of its time stop."""
         passes = len(self.trace.passes)
         done = min(self.taken.values(), default=self.where.by_hand)
         self.tell({"forward passes": passes, f"of {UPDATES} updates": done})
-        if time.monotonic() - self.began > self.asked["seconds"]:
+        self.where.over = time.monotonic() - self.began > self.asked["seconds"]
+        if self.where.over and not _in_torch(frame):
             raise TimeOver
 
     def heard(self, event: str, given: tuple) -> None:
@@ -205,9 +209,10 @@ class Run:
         try:
             for code in cells_or_code(self.path, self.asked["module"], main):
                 exec(code, main.__dict__)
-        except (Exception, SystemExit, Stop, TimeOver) as raised:
+        except BaseException as raised:
             error = raised
         finally:
+            self.where.over = False
             signal.setitimer(signal.ITIMER_REAL, 0)
             hook.remove()
             first.remove()
@@ -228,16 +233,19 @@ class Run:
             raise Again(dict(limited=False))  # and say how much it would have needed
         if not self.attempt.environment and alone(error):
             raise Again(dict(environment=PROCESS))
-        refused = isinstance(error, Exception) or isinstance(error, Stop) and str(error)
+        ends = isinstance(error, SystemExit | Stop | TimeOver | None)
+        refused = not ends or isinstance(error, Stop) and str(error)
         status = error.code if isinstance(error, SystemExit) else None
         passes = self.trace.passes and set(self.trace.kind) > {HOST}
         if refused or status and not updates:
-            raise Failure(why(error, Printed.tail, self.generated))
+            known = self.generated, self.asked["network"], self.trace.guessed
+            raise Failure(why(error, Printed.tail, *known))
         if set(self.trace.kind) <= {HOST} and updates:
             raise Failure(NOTHING_THERE)
         over = isinstance(error, TimeOver) and f"{self.asked['seconds']:.0f} s,{in_line(error)}"
         if not updates and not passes:
-            raise Failure(OVER.format(over) if over else NEVER)
+            lost = IN_THREAD.format(in_line(self.lost)) if self.lost else NEVER
+            raise Failure(OVER.format(over) if over else lost)
         if not updates:
             back = "backward" in self.trace.phases
             what = "forward and backward passes" if back else "forward passes"
@@ -253,6 +261,13 @@ class Run:
         if out:
             batch = f", {self.trace.batch:,} samples at once" if self.trace.batch else ""
             self.note(RAN_OUT.format("once" if out == 1 else f"{out} times", batch))
+
+
+def _in_torch(frame) -> bool:
+    """Whether torch's C++ stands between the script and this frame: `Where.go_on` stops it."""
+    while frame is not None and frame.f_code not in IN_TORCH:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is(error, kind: type) -> bool:

@@ -349,6 +349,7 @@ def test_time_may_be_over_before_anything_lies_on_the_card(write):
     import time
     class Waits(torch.nn.Linear):
         def forward(self, x):
+            x.add_(1)
             time.sleep(9)
     model, x = Waits(2, 2).cuda(), torch.ones(2).cuda()
     model(x)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.autograd.graph import _engine_run_backward as ENGINE
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -251,3 +252,13 @@ class Moves(TorchFunctionMode):
         with where.to(asked, () if away else (args, kwargs)):
             out = func(*args, **kwargs)
         return tree_map(self.upload, out) if card else out
+
+
+IN_TORCH = [f.__code__ for f in (Moves.__torch_function__, Where.__torch_dispatch__, ENGINE)]
+
+
+def in_torch(frame) -> bool:
+    """Whether torch's C++ stands between the script and this frame: `Where.go_on` stops it."""
+    while frame is not None and frame.f_code not in IN_TORCH:
+        frame = frame.f_back
+    return frame is not None

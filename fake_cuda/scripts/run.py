@@ -22,7 +22,6 @@ from pathlib import Path
 
 import torch
 import transformers
-from torch.autograd.graph import _engine_run_backward as ENGINE
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -34,7 +33,7 @@ from . import card as cards
 from . import changes, view, watch
 from .apart import Printed
 from .closures import passes_first
-from .host import UPDATES, Moves, Where
+from .host import UPDATES, Moves, Where, in_torch
 from .source import cells_or_code
 from .words import Stop, TimeOver, alone, in_line, why
 
@@ -55,7 +54,6 @@ QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 IN_THREAD = "uses the card{} in a thread of its own, where it is not followed"
 NOTHING_THERE = "puts nothing on the card: it trains on the CPU"
-IN_TORCH = [f.__code__ for f in (Moves.__torch_function__, Where.__torch_dispatch__, ENGINE)]
 NEVER = "never runs a model on the card: it ended without a forward pass"
 
 
@@ -158,7 +156,7 @@ class Run:
         done = min(self.taken.values(), default=self.where.by_hand)
         self.tell({"forward passes": passes, f"of {UPDATES} updates": done})
         self.where.over = time.monotonic() - self.began > self.asked["seconds"]
-        if self.where.over and not _in_torch(frame):
+        if self.where.over and not in_torch(frame):
             raise TimeOver
 
     def heard(self, event: str, given: tuple) -> None:
@@ -261,13 +259,6 @@ class Run:
         if out:
             batch = f", {self.trace.batch:,} samples at once" if self.trace.batch else ""
             self.note(RAN_OUT.format("once" if out == 1 else f"{out} times", batch))
-
-
-def _in_torch(frame) -> bool:
-    """Whether torch's C++ stands between the script and this frame: `Where.go_on` stops it."""
-    while frame is not None and frame.f_code not in IN_TORCH:
-        frame = frame.f_back
-    return frame is not None
 
 
 def _is(error, kind: type) -> bool:

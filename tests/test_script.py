@@ -475,6 +475,21 @@ def test_a_notebook_runs_its_code_cells(write):
         simulate(Script(path), (8, 0))
 
 
+@pytest.mark.parametrize("line", ["files = !ls", "await nothing()", "get_ipython().magic('x')"])
+def test_what_only_ipython_runs_is_named(write, line):
+    cell = {"cell_type": "code", "source": [line]}
+    with pytest.raises(ValueError, match="line 1 of lesson.ipynb, cell 1: .* is for IPython"):
+        simulate(Script(write(json.dumps({"cells": [cell]}), "lesson.ipynb")), (8, 0))
+
+
+def test_a_link_to_a_script_finds_what_is_beside_the_script(write, tmp_path):
+    (tmp_path / "deep folder").mkdir()
+    write("x = 5", "deep folder/beside.py")
+    body = "import beside\nmodel = build().cuda()"
+    os.symlink(write(MODEL + body + UPDATE, "deep folder/train.py"), "link.py")
+    simulate(Script("link.py"), (8, 0))
+
+
 def test_a_module_of_a_package(write, tmp_path, capsys):
     (tmp_path / "pack").mkdir()
     write("", "pack/__init__.py")

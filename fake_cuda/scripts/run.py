@@ -134,7 +134,7 @@ class Run:
         self.where = where = Where(trace, self.taken, self.memory)
         path = asked["path"] if asked["module"] else self.where_is(os.path.abspath(asked["path"]))
         self.path = path if os.path.isabs(asked["path"]) else asked["path"]
-        folder = os.getcwd() if asked["module"] else os.path.dirname(path)
+        folder = os.getcwd() if asked["module"] else os.path.dirname(os.path.realpath(path))
         os.environ.update(QUIET | self.attempt.environment)
         sys.argv = [self.path, *map(self.where_is, asked["arguments"])]
         sys.path.insert(0, folder)

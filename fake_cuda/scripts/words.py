@@ -23,6 +23,7 @@ OFFLINE += "|HfHubHTTPError|MaxRetryError|connect to 'https|Face Hub|urlopen|Net
 BROKEN = (BrokenPipeError, ConnectionResetError)  # of processes, as a closed network has none
 # What a script raises by values: if some were guessed, the script may be right.
 BY_VALUE = (AssertionError, ValueError, ArithmeticError, RuntimeError, LookupError)
+IPYTHON = r"[.]ipynb, cell .*(=\s*[!%]|\bawait\b|get_ipython)"  # of its own syntax
 DRIVER = "NVML|nvidia-smi"
 ALONE = ("'RANK'", "'LOCAL_RANK'", "'WORLD_SIZE'", "'MASTER_ADDR'", "'LOCAL_WORLD_SIZE'")
 UNSET = "environment variable [A-Z_]+ expected, but not set"  # torch/distributed/rendezvous.py
@@ -131,6 +132,8 @@ def why(
         )
     if refused := next(filter(None, map(_refused, chain)), ""):
         return refused.format(at=at)
+    if isinstance(error, SyntaxError | NameError) and re.search(IPYTHON, at):
+        return f"stops{at}: that is for IPython, and only Python is run: leave it out"
     if isinstance(error, ModuleNotFoundError):
         here = any(Path(f"{error.name}{end}").exists() for end in ("", ".py"))
         advice = ": set PYTHONPATH=. to find it in this folder" if here else ""

@@ -196,7 +196,7 @@ def _replay(events: list, kinds: list[str], sizes: list[int], cuda: bool, since:
     top = since + int(bytes_now[since:].sum(axis=1).argmax())
     ends = _ends([name for _, name in phases])
     first, last = (ends[-2] + 1, ends[-1]) if len(ends) > 1 else (0, len(phases) - 1)
-    begin = phases[first][0] if phases else 0
+    begin = min(phases[first][0], len(log)) if phases else 0
     stop = phases[last + 1][0] if last + 1 < len(phases) else None  # an evaluation may follow
     simulation = Simulation(
         peak_allocated=int(bytes_now[top].sum()),

@@ -223,6 +223,18 @@ def test_what_is_not_written_in_python_stays_away_from_the_users_files(write, tm
         ("import os\nos.kill(os.getpid(), 9)", "ended by the system"),
         ("import os\nos._exit(3)", "ended before it took an update: status 3"),
         ("import torch\nx = torch.zeros(2).to('cuda:1')", "one card is predicted, which is cuda:0"),
+        (
+            "inputs = {}\ninputs['RANK']",
+            "fails by itself in line 2 of train.py: `inputs['RANK']`: K",
+        ),
+        ("import io, pickle\ninputs = pickle.load(io.BytesIO())", "EOFError: Ran out of input"),
+        ("import getpass\ngetpass.getpass()", "waits for input in line 2"),
+        ("breakpoint()", "waits for input in line 1 of train.py: `breakpoint()`"),
+        ("raise KeyboardInterrupt", "fails by itself in line 1"),
+        ("raise BrokenPipeError('of a worker')", "fails by itself in line 1"),
+        ("import subprocess\nsubprocess.run('nvidia-smi')", "asks the driver of a card in line 2"),
+        ("import torch\ntorch.ones(2).cuda().numpy()", "TypeError: can't convert cuda:0 device"),
+        ("raise RuntimeError('Torch not compiled with CUDA enabled')", "asks CUDA in line 1"),
     ],
 )
 def test_bad_input_is_one_sentence(write, text, said, capsys, monkeypatch):
@@ -263,6 +275,87 @@ def test_a_fault_of_the_simulation_is_not_the_scripts(write, monkeypatch):
     )
     with pytest.raises(ValueError, match=said):
         simulate(Script(path), (8, 0))
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ("for p in build().cuda().parameters(): p.add_(1)", "a leaf Variable"),
+        ("build().cuda()(torch.ones(2, 31).cuda())", "same reduction dim"),
+        ("torch.ones(3).cuda() + torch.ones(4).cuda()", "broadcast"),
+        ("torch.nn.Conv2d(3, 4, 3).cuda()(torch.ones(2, 4, 8, 8).cuda())", "to have 3 channels"),
+        ("torch.nn.functional.linear([1], torch.ones(2, 2).cuda())", "must be Tensor, not list"),
+    ],
+)
+def test_what_torch_refuses_is_the_scripts_fault(write, wrong, said):
+    with pytest.raises(ValueError, match=rf"fails by itself in line \d of train.py: .*{said}"):
+        simulate(Script(write(MODEL + wrong)), (8, 0))
+
+
+def test_a_fault_after_a_guess_may_be_the_guess(write):
+    asserts = "assert build().cuda()(torch.ones(2, 32).cuda()).max() < 9, 'too large'"
+    with pytest.raises(ValueError, match="perhaps by a value of the card that was guessed: Asser"):
+        simulate(Script(write(MODEL + asserts)), (8, 0))
+
+
+def test_a_hub_that_an_open_network_does_not_reach(write):
+    path = write("raise ConnectionError('no route')")
+    with pytest.raises(ValueError, match="needs a hub .* and does not reach it"):
+        simulate(Script(path, network=True), (8, 0))
+
+
+def test_a_thread_is_not_followed_and_that_is_said(write):
+    body = "import threading\nthread = threading.Thread(target=lambda: build().cuda())\n"
+    with pytest.raises(ValueError, match="uses the card in line . of train.py.* in a thread of"):
+        simulate(Script(write(MODEL + body + "thread.start()\nthread.join()")), (8, 0))
+
+
+def test_what_a_script_logs_it_can_read(write):
+    body = """
+    import logging
+    logging.basicConfig(filename="log.txt", level=logging.INFO)
+    logging.info("seen")
+    assert "seen" in open("log.txt").read()
+    torch.compiler.cudagraph_mark_step_begin()
+    model = build().cuda()
+    """
+    simulate(Script(write(MODEL + textwrap.dedent(body) + UPDATE)), (8, 0))
+
+
+def test_time_over_is_not_raised_while_torch_is_at_work(write):
+    slow = """
+    import time
+    class Slow(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            try:
+                time.sleep(2)
+            except BaseException:
+                print("raised inside")
+                raise
+            return super().__torch_function__(func, types, args, kwargs)
+    slow = torch.ones(2).as_subclass(Slow)
+    while True:
+        slow + 1
+    """
+    script = Script(write(MODEL + textwrap.dedent(slow)), seconds=1)
+    with pytest.raises(ValueError, match="in 1 s, in line .* of train.py"):
+        simulate(script, (8, 0))
+    assert script.printed == ""
+
+
+def test_time_may_be_over_before_anything_lies_on_the_card(write):
+    waits = """
+    import time
+    class Waits(torch.nn.Linear):
+        def forward(self, x):
+            x.add_(1)
+            time.sleep(9)
+    model, x = Waits(2, 2).cuda(), torch.ones(2).cuda()
+    model(x)
+    """
+    script = Script(write(MODEL + textwrap.dedent(waits)), seconds=1)
+    assert simulate(script, card=T4).peak_allocated > 0 and "stopped after 1 s" in script.note
 
 
 def test_time_over_says_where_the_script_stood(write, capsys):
@@ -380,6 +473,21 @@ def test_a_notebook_runs_its_code_cells(write):
     path = write(json.dumps({"cells": [*cells, cell("x = 1\nx.y")]}), "lesson.ipynb")
     with pytest.raises(ValueError, match="line 2 of lesson.ipynb, cell 4: `x.y`"):
         simulate(Script(path), (8, 0))
+
+
+@pytest.mark.parametrize("line", ["files = !ls", "await nothing()", "get_ipython().magic('x')"])
+def test_what_only_ipython_runs_is_named(write, line):
+    cell = {"cell_type": "code", "source": [line]}
+    with pytest.raises(ValueError, match="line 1 of lesson.ipynb, cell 1: .* is for IPython"):
+        simulate(Script(write(json.dumps({"cells": [cell]}), "lesson.ipynb")), (8, 0))
+
+
+def test_a_link_to_a_script_finds_what_is_beside_the_script(write, tmp_path):
+    (tmp_path / "deep folder").mkdir()
+    write("x = 5", "deep folder/beside.py")
+    body = "import beside\nmodel = build().cuda()"
+    os.symlink(write(MODEL + body + UPDATE, "deep folder/train.py"), "link.py")
+    simulate(Script("link.py"), (8, 0))
 
 
 def test_a_module_of_a_package(write, tmp_path, capsys):

@@ -1,7 +1,11 @@
 """What a script's libraries do otherwise than on a card, are spared, or may not do."""
 
+import builtins
+import getpass
 import multiprocessing.context
 import os
+import sys
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -9,6 +13,7 @@ import torch.utils.cpp_extension
 import transformers.modeling_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..simulation import GPU, MISTAKES
 from ..trace import FakeTensor
 from . import closures, generation, guesses
 from .graphs import graphs, profilers
@@ -16,7 +21,7 @@ from .host import Moves, Where
 from .names import names
 from .ranks import ranks
 from .saved import files
-from .words import Stop
+from .words import NoAnswer, Stop
 from .workers import workers
 
 OFFLOADED = (
@@ -37,6 +42,7 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from profilers(run)
     yield from workers()
     yield from _processes()
+    yield from _nobody(run)
     yield transformers.modeling_utils, "accelerate_dispatch", _placed
     yield from ranks(run, where, moves)
     yield from generation.changes(run)
@@ -70,6 +76,7 @@ def _tensors(run, where: Where) -> Iterator[tuple]:
             return deepcopy(tensor, memo)
 
     yield torch, "compile", compiled
+    yield torch.compiler, "cudagraph_mark_step_begin", lambda: None  # of compiled code
     yield torch.nn.Module, "compile", lambda module, *_, **__: compiled(module) and None
     yield torch.jit, "script", compiled
     yield torch, "_amp_update_scale_", guesses.scaled
@@ -93,6 +100,24 @@ def _placed(model, quantizer, device_map: dict, *rest):
     (`from_pretrained` in transformers/modeling_utils.py)."""
     away = {str(place) for place in device_map.values()} & {"cpu", "disk"}
     raise Stop(OFFLOADED.format(" and ".join(sorted(away)) or "other cards"))
+
+
+def _nobody(run) -> Iterator[tuple]:
+    """There is nobody to type; and the modes of a run are those of its first thread."""
+
+    def asked(*_, **__):
+        raise NoAnswer("EOF when reading a line")
+
+    def ended(about) -> None:
+        if any(text in str(about.exc_value) for text, why in MISTAKES.items() if why == GPU):
+            run.lost = about.exc_value
+        say(about)
+
+    say = threading.excepthook
+    yield builtins, "input", asked
+    yield getpass, "getpass", asked
+    yield sys, "breakpointhook", asked
+    yield threading, "excepthook", ended
 
 
 def _processes() -> Iterator[tuple]:

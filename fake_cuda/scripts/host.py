@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.autograd.graph import _engine_run_backward as ENGINE
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -15,12 +16,17 @@ from ..operations import in_backward
 from ..trace import HOST, FakeTensor, Trace
 from ..values import MOST, known
 from . import guesses
-from .words import SEVERAL_CARDS, Stop
+from .words import SEVERAL_CARDS, Stop, TimeOver
 
 CUDA, CPU, DEVICE = torch.device("cuda", 0), torch.device("cpu"), FakeTensor.device.fget
 UPDATES = 2  # with the second, gradients and states stand as in all that follow
 SMALL = 2**12  # values: uninitialised tensors up to this size are real, they may be drawn into
 SHOWN = 2**24  # values that come back from the card, all 1, where there are no more than these
+# torch/csrc/utils/tensor_numpy.cpp
+NOT_NUMPY = (
+    "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+    "memory first."
+)
 
 
 def _is_card(value) -> bool:
@@ -53,6 +59,12 @@ class Where(TorchDispatchMode):
         self.buckets = False  # whether DistributedDataParallel makes those of its gradients now
         self.falling = None  # values for an optimizer that evaluates until they stand
         self.busy = False  # with an operation: torch itself may ask for devices, not the script
+        self.over = False  # whether the script's seconds are over
+
+    def go_on(self) -> None:
+        """Where time may be over: C++ that asks for a device (prim.device) aborts at exceptions."""
+        if self.over:
+            raise TimeOver
 
     def on_card(self, *values) -> bool:
         """Whether one of these tensors is on the card."""
@@ -80,6 +92,8 @@ class Where(TorchDispatchMode):
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "aten":
+            self.go_on()
         kwargs, card, trace = kwargs or {}, self.asked, self.trace
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         fakes = [t for t in tensors if isinstance(t, FakeTensor)]
@@ -202,6 +216,7 @@ class Moves(TorchFunctionMode):
         return func(moved(tensor), **change)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.where.go_on()
         name, kwargs, where = getattr(func, "__name__", ""), dict(kwargs or {}), self.where
         first, fake = args[0] if args else None, bool(args) and isinstance(args[0], FakeTensor)
         if name == "_parse_to" or func is torch.device:  # where to go, in words
@@ -217,6 +232,8 @@ class Moves(TorchFunctionMode):
             return func(*args, **kwargs)
         if isinstance(first, torch.Tensor) and name in ("to", "cuda", "cpu"):
             return self.move(func, first, args[1:], kwargs)
+        if name in ("numpy", "__array__") and where.on_card(first):
+            raise TypeError(NOT_NUMPY)
         if fake and name in ("numpy", "tolist", "__array__", "__format__"):
             where.trace.work.wait(where.trace)
             return func(_ones(first), *args[1:], **kwargs)
@@ -235,3 +252,13 @@ class Moves(TorchFunctionMode):
         with where.to(asked, () if away else (args, kwargs)):
             out = func(*args, **kwargs)
         return tree_map(self.upload, out) if card else out
+
+
+IN_TORCH = [f.__code__ for f in (Moves.__torch_function__, Where.__torch_dispatch__, ENGINE)]
+
+
+def in_torch(frame) -> bool:
+    """Whether torch's C++ stands between the script and this frame: `Where.go_on` stops it."""
+    while frame is not None and frame.f_code not in IN_TORCH:
+        frame = frame.f_back
+    return frame is not None

@@ -33,7 +33,7 @@ from . import card as cards
 from . import changes, view, watch
 from .apart import Printed
 from .closures import passes_first
-from .host import UPDATES, Moves, Where
+from .host import UPDATES, Moves, Where, in_torch
 from .source import cells_or_code
 from .words import Stop, TimeOver, alone, in_line, why
 
@@ -52,6 +52,7 @@ PROCESS = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
 PROCESS |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", GROUP_RANK="0")
 QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+IN_THREAD = "uses the card{} in a thread of its own, where it is not followed"
 NOTHING_THERE = "puts nothing on the card: it trains on the CPU"
 NEVER = "never runs a model on the card: it ended without a forward pass"
 
@@ -114,6 +115,7 @@ class Run:
         self.leave = os._exit  # which the script is given another of
         self.generated = ""  # where the script generates text
         self.backwards = 0
+        self.lost: BaseException | None = None  # what ended a thread for lack of a card
 
     def note(self, text: str) -> None:
         if text not in self.outcome.notes:
@@ -135,12 +137,11 @@ class Run:
         self.where = where = Where(trace, self.taken, self.memory)
         path = asked["path"] if asked["module"] else self.where_is(os.path.abspath(asked["path"]))
         self.path = path if os.path.isabs(asked["path"]) else asked["path"]
-        folder = os.getcwd() if asked["module"] else os.path.dirname(path)
+        folder = os.getcwd() if asked["module"] else os.path.dirname(os.path.realpath(path))
         os.environ.update(QUIET | self.attempt.environment)
         sys.argv = [self.path, *map(self.where_is, asked["arguments"])]
         sys.path.insert(0, folder)
         sys.dont_write_bytecode = True
-        logging.disable()
         logging.root.handlers = []
         _forget(folder)
         sys.addaudithook(self.heard)
@@ -152,12 +153,13 @@ class Run:
                 setattr(owner, name, value)
             yield
 
-    def tick(self, *_) -> None:
+    def tick(self, _, frame) -> None:
         """Twice a second: say how far it is; at the end of its time stop."""
         passes = len(self.trace.passes)
         done = min(self.taken.values(), default=self.where.by_hand)
         self.tell({"forward passes": passes, f"of {UPDATES} updates": done})
-        if time.monotonic() - self.began > self.asked["seconds"]:
+        self.where.over = time.monotonic() - self.began > self.asked["seconds"]
+        if self.where.over and not in_torch(frame):
             raise TimeOver
 
     def heard(self, event: str, given: tuple) -> None:
@@ -208,9 +210,10 @@ class Run:
         try:
             for code in cells_or_code(self.path, self.asked["module"], main):
                 exec(code, main.__dict__)
-        except (Exception, SystemExit, Stop, TimeOver) as raised:
+        except BaseException as raised:
             error = raised
         finally:
+            self.where.over = False
             signal.setitimer(signal.ITIMER_REAL, 0)
             hook.remove()
             first.remove()
@@ -231,16 +234,19 @@ class Run:
             raise Again(dict(limited=False))  # and say how much it would have needed
         if not self.attempt.environment and alone(error):
             raise Again(dict(environment=PROCESS))
-        refused = isinstance(error, Exception) or isinstance(error, Stop) and str(error)
+        ends = isinstance(error, SystemExit | Stop | TimeOver | None)
+        refused = not ends or isinstance(error, Stop) and str(error)
         status = error.code if isinstance(error, SystemExit) else None
         passes = self.trace.passes and set(self.trace.kind) > {HOST}
         if refused or status and not updates:
-            raise Failure(why(error, Printed.tail, self.generated))
+            known = self.generated, self.asked["network"], self.trace.guessed
+            raise Failure(why(error, Printed.tail, *known))
         if set(self.trace.kind) <= {HOST} and updates:
             raise Failure(NOTHING_THERE)
         over = isinstance(error, TimeOver) and f"{self.asked['seconds']:.0f} s,{in_line(error)}"
         if not updates and not passes:
-            raise Failure(OVER.format(over) if over else NEVER)
+            lost = IN_THREAD.format(in_line(self.lost)) if self.lost else NEVER
+            raise Failure(OVER.format(over) if over else lost)
         if not updates:
             back = "backward" in self.trace.phases
             what = "forward and backward passes" if back else "forward passes"

@@ -10,7 +10,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from ..simulation import MISTAKES, NO_VALUES
+from ..simulation import GPU, MISTAKES, NO_VALUES
 from . import view, watch
 
 SEVERAL = (
@@ -19,7 +19,12 @@ SEVERAL = (
 )
 SEVERAL_CARDS = "puts tensors on {}: one card is predicted, which is cuda:0"
 OFFLINE = "ConnectionError|ConnectError|LocalEntryNotFound|OfflineModeIsEnabled|URLError|gaierror"
-OFFLINE += "|HfHubHTTPError|MaxRetryError|connect to 'https|Face Hub|urlopen|Network is unreach"
+OFFLINE += "|HfHubHTTPError|MaxRetryError|connect to 'https|Face Hub|urlopen|Network is unreachable"
+BROKEN = (BrokenPipeError, ConnectionResetError)  # of processes, as a closed network has none
+# What a script raises by values: if some were guessed, the script may be right.
+BY_VALUE = (AssertionError, ValueError, ArithmeticError, RuntimeError, LookupError)
+IPYTHON = r"[.]ipynb, cell .*(=\s*[!%]|\bawait\b|get_ipython)"  # of its own syntax
+DRIVER = "NVML|nvidia-smi"
 ALONE = ("'RANK'", "'LOCAL_RANK'", "'WORLD_SIZE'", "'MASTER_ADDR'", "'LOCAL_WORLD_SIZE'")
 FULL = (
     "writes more than there is room for{at}: what it writes is kept in memory, half of this "
@@ -41,6 +46,10 @@ class Stop(BaseException):
 
 class TimeOver(BaseException):
     """The script had its seconds."""
+
+
+class NoAnswer(EOFError):
+    """The script waits for what somebody types."""
 
 
 def _libraries() -> tuple[str, ...]:
@@ -72,18 +81,24 @@ def in_line(error: BaseException) -> str:
 
 
 def ours(error: BaseException) -> bool:
-    """Whether the simulation raised it: in a function of its own, or where tensors are faked."""
+    """Whether the simulation raised it. What it raises as torch would, and what torch says of a
+    call that was handed on to it, is the script's own."""
     if isinstance(error, SyntaxError):
         return False
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    here = str(Path(__file__).parents[1])
-    fakes = ("_subclasses/fake", "_prims_common/", "torch/_meta_registrations")
-    return any(f.filename.startswith(here) or any(x in f.filename for x in fakes) for f in last)
+    last = (traceback.extract_tb(error.__traceback__) or [None])[-1]
+    if last is None or re.search("FakeTensor|fake tensor|\\bmeta\\b", str(error)):
+        return last is not None and not isinstance(error, AttributeError)
+    if "_subclasses/fake" in last.filename:  # where shapes are compared, too
+        return type(error) is not RuntimeError
+    as_torch = (last.line or "").startswith("raise ") or "func(" in (last.line or "")
+    return last.filename.startswith(str(Path(__file__).parents[1])) and not as_torch
 
 
 def alone(error: BaseException | None) -> bool:
     """Whether it ended since nobody told it how many processes there are."""
-    return str(error) in ALONE or bool(re.search(UNSET, str(error)))
+    frames = traceback.extract_tb(error.__traceback__) if error else []
+    asked = isinstance(error, KeyError) and frames[-1:] and frames[-1].filename == os.__file__
+    return bool(asked and str(error) in ALONE or re.search(UNSET, str(error)))
 
 
 def _refused(error: BaseException) -> str:
@@ -108,12 +123,15 @@ def _full() -> bool:
     return about.f_bavail * about.f_frsize < 2**16
 
 
-def why(error: BaseException, printed: str, generated: str = "") -> str:
-    """A few words about a script that ended early; `generated` says where it generated text."""
+def why(
+    error: BaseException, printed: str, generated: str = "", network=False, guessed=False
+) -> str:
+    """A few words about a script that ended early. `generated` says where it generated text,
+    `network` whether it is open, `guessed` whether values of the card were asked for."""
     chain, said = [error], " ".join(str(error).split())[:300]
     while cause := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(cause)
-    words = " ".join(f"{type(one).__mro__} {one}" for one in chain)
+    words = " ".join(f"{type(one).__mro__} {one}" for one in chain if not isinstance(one, BROKEN))
     at = in_line(error)
     if isinstance(error, Stop):
         return said
@@ -123,30 +141,40 @@ def why(error: BaseException, printed: str, generated: str = "") -> str:
         last = [f"status {error.code}", *printed.strip().splitlines()][-1][:300]
         return f"ended before it took an update: {said if error.code == said else last}"
     if any(text in words for text in OFFLINE.split("|")):
+        if network:
+            return f"needs a hub or another address{at}, and does not reach it ({said})"
         return (
             f"needs a hub or another address{at}, and the network is closed to it: fetch it first, "
             f"or open the network with --network ({said})"
         )
     if refused := next(filter(None, map(_refused, chain)), ""):
         return refused.format(at=at)
+    if isinstance(error, SyntaxError | NameError) and re.search(IPYTHON, at):
+        return f"stops{at}: that is for IPython, and only Python is run: leave it out"
     if isinstance(error, ModuleNotFoundError):
         here = any(Path(f"{error.name}{end}").exists() for end in ("", ".py"))
         advice = ": set PYTHONPATH=. to find it in this folder" if here else ""
         return f"needs the module {error.name}, which is not installed{advice}"
     if "no known parent package" in words:
         return "is a module of a package: name it so, as in `-m package.module`"
-    if isinstance(error, EOFError) and "input" in at:
-        return f"waits for input{at}, and nobody answers: give the answer as an argument"
+    if isinstance(error, NoAnswer):
+        return f"waits for input{at}, and nobody answers: take it from an argument, or leave it out"
     if "Inappropriate ioctl" in words + printed[-2000:] or "not a terminal" in words:
         return f"needs a terminal{at}, and this is none"
     if "DataDependentOutput" in words or "DynamicOutputShape" in words:
         if generated:
             return f"generates text and picks by its values ({generated})"
         return f"cannot be predicted{at}: {NO_VALUES}"
-    for text, mistake in MISTAKES.items():
-        if text in words:
-            return f"stops{at}, which the simulation cannot do: it uses {mistake}"
     kind = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    if any(text in words for text in DRIVER.split("|")):
+        return f"asks the driver of a card{at}, and there is none here: leave that out ({kind})"
+    for text, mistake in MISTAKES.items():
+        if text in words and mistake != GPU:
+            return f"stops{at}, which the simulation cannot do: it uses {mistake}"
+        if text in words:
+            return f"asks CUDA{at} for what the simulation does not answer: {kind}"
     if ours(error):
         return f"stops{at} because of the simulation, not of the script: {kind}"
+    if guessed and isinstance(error, BY_VALUE):
+        return f"fails{at}, perhaps by a value of the card that was guessed: {kind}"
     return f"fails by itself{at}: {kind}"

@@ -111,6 +111,32 @@ def test_a_real_checkpoint_keeps_its_values_and_returns_to_the_card(run, tmp_pat
     """)
 
 
+def test_a_checkpoint_is_read_when_its_weights_are_copied(run):
+    run("""
+        class Later:
+            def __init__(self):
+                self.file = torch.PyTorchFileReader("real.pt")
+
+            @classmethod
+            def __torch_function__(cls, func, types, args=(), kwargs=None):
+                read = [a.read() if isinstance(a, Later) else a for a in args]
+                return func(*read, **(kwargs or {}))
+
+            def read(self):
+                size = 4096 * 32
+                found = self.file.get_storage_from_record("data/0", 4 * size, torch.UntypedStorage)
+                flat = found._typed_storage()._untyped_storage
+                kind = torch.TypedStorage(wrap_storage=flat, dtype=torch.float32, _internal=True)
+                return torch._utils._rebuild_tensor_v2(kind, 0, (4096, 32), (32, 1), False, {})
+
+        torch.save(torch.ones(4096, 32), "real.pt")
+        before = allocated()
+        with torch.no_grad():
+            model[0].weight.copy_(Later())
+        assert allocated() == before and Later().read().sum() == 4096 * 32
+    """)
+
+
 def test_a_tensor_goes_through_a_queue(run):
     run("""
         import multiprocessing
@@ -279,7 +305,7 @@ def test_tables_of_memory_and_of_the_card(run):
         assert cuda.memory_snapshot() == [] and "GPU:0" in cuda.list_gpu_processes()
         assert cuda.utilization() == 0 and not cuda.is_current_stream_capturing()
         assert torch.version.cuda.split(".") and torch.backends.cudnn.version() + 1
-        assert cuda.get_arch_list()[0] == "sm_75"
+        assert cuda.get_arch_list()[0] == "sm_75" and cuda.nccl.version() >= (2, 10)
         cuda.memory._record_memory_history(max_entries=9)
         cuda.memory._dump_snapshot("history.pickle")
         assert os.path.getsize("history.pickle")

@@ -269,6 +269,19 @@ def test_lbfgs_evaluates_as_on_a_loss_that_falls(script, options, evaluations):
     assert 12 * WEIGHTS <= states < 14.1 * WEIGHTS
 
 
+def test_gradients_that_wait_for_a_step(script):
+    asked = """
+    if k == 1:
+        optimizer.zero_grad()
+        model(x.repeat(8, 1)).square().mean().backward()
+        raise SystemExit
+    """
+    one = script(loop(asked))
+    found = simulate(one, (8, 0))
+    last = 4 * (4096 * 4 + 4)  # the peak is in the second backward pass, after the last layer's
+    assert one.updates == 1 and found.by_category["gradients"] >= last
+
+
 def test_a_closure_is_no_part_of_the_update(script):
     text = CLOSURES.replace("OPTIMIZER", "torch.optim.SGD(model.parameters(), momentum=0.9)")
     closed = script(text.replace("TIMES", "9"))

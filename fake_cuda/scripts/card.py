@@ -14,6 +14,7 @@ from .host import CUDA
 
 # CUDA of the wheels of today's torch, and what they are built for (torch's release notes).
 VERSION = "13.0"
+NCCL = (2, 29, 7)  # of the same wheels (RELEASE.md of torch)
 ARCHITECTURES = [f"sm_{n}" for n in (75, 80, 86, 90, 100, 120)] + ["compute_120"]
 COUNTERS = dict(memory_allocated="allocated", max_memory_allocated="most")
 COUNTERS |= dict(memory_reserved="reserved", max_memory_reserved="peak")
@@ -118,6 +119,7 @@ def answers(trace: Trace, asked: dict, memory: Memory, note) -> Iterator[tuple]:
 
     yield from ((cuda, key, Anything) for key in ("Stream", "Event", "device", "device_of"))
     yield torch.version, "cuda", VERSION
+    yield torch.cuda.nccl, "version", lambda: NCCL
     yield torch.backends.cudnn, "version", lambda: CUDNN
     yield torch.backends.cudnn, "is_available", lambda: True
     yield torch.backends.cuda, "is_built", lambda: True

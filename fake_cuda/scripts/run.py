@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 import types
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,6 +114,7 @@ class Run:
         self.asked, self.base, self.taken = attempt.asked, base, Counter()
         self.began, self.me, self.ends = time.monotonic(), os.getpid(), []
         self.leave = os._exit  # which the script is given another of
+        self.stepped = weakref.WeakSet()  # optimizers that took a step
         self.generated = ""  # where the script generates text
         self.backwards = 0
         self.lost: BaseException | None = None  # what ended a thread for lack of a card
@@ -180,7 +182,14 @@ class Run:
 
     def count(self, optimizer, *_) -> None:
         """An optimizer took a step."""
+        self.stepped.add(optimizer)
         self.step_of(id(optimizer))
+
+    def unused(self) -> None:
+        """Gradients are seen when a step takes them: these wait for one that does not come."""
+        groups = (group for optimizer in self.stepped for group in optimizer.param_groups)
+        for parameter in (p for group in groups for p in group["params"] if p.grad is not None):
+            self.trace.see(parameter.grad, "gradients")
 
     def step_of(self, me: int) -> None:
         """The optimizer with this `id` took a step, by itself or in the replay of a graph."""
@@ -220,6 +229,7 @@ class Run:
         if os.getpid() != self.me:  # a process that the script forked, and that came to its end
             traceback.print_exception(error)
             self.leave(0 if error is None else 1)
+        self.unused()
         self.judge(error)
         for one, phase, event in self.ends:  # of several, as in a GAN, the last one ends a step
             if one != self.ends[-1][0]:

@@ -20,6 +20,7 @@ from .holes import sparse_files
 from .host import Moves, Where, _is_card, _number, keep_known
 
 SIMULATED = "What {} writes was left out: objects of the simulation cannot be written."
+REBUILD = torch._utils._rebuild_tensor
 PLAIN = torch.Tensor.__reduce_ex__  # how torch pickles a tensor
 
 
@@ -65,6 +66,7 @@ def files(run, where: Where, moves: Moves) -> Iterator[tuple]:
     torch.serialization.add_safe_globals([stored, restored])
     yield torch, "load", _load(moves)
     yield torch, "save", _save(run)
+    yield torch._utils, "_rebuild_tensor", _rebuilt
     yield FakeTensor, "__reduce_ex__", _described
     yield FakeTensor, "__copy__", _shallow
     yield from sparse_files(where, moves)
@@ -75,6 +77,15 @@ def files(run, where: Where, moves: Moves) -> Iterator[tuple]:
             return keep(model, *args, **options)
 
     yield transformers.PreTrainedModel, "save_pretrained", save_pretrained
+
+
+def _rebuilt(storage, *place):
+    """A tensor of real values is real, also if it is read when a function on the card asks for it
+    (`_NotYetLoadedTensor` in lightning_fabric/utilities/load.py)."""
+    if storage._untyped_storage.device.type != "cpu":
+        return REBUILD(storage, *place)
+    with _disable_current_modes():
+        return REBUILD(storage, *place)
 
 
 def stored(nbytes: int, card: bool) -> Bytes:

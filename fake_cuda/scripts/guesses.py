@@ -36,11 +36,14 @@ EACH += (aten.logical_and.default, aten.logical_or.default)
 EACH += (aten.bitwise_and.Tensor, aten.bitwise_or.Tensor)
 
 
-def answer(func, args: tuple, out) -> None:
-    """Give the result of an operation the values that it has where all numbers are finite."""
+def answer(func, args: tuple, out, ends: set = frozenset()) -> None:
+    """Give the result of an operation the values that it has where all numbers are finite, and
+    where no token of a text is one of `ends`."""
     if not isinstance(out, FakeTensor) or out.dtype != torch.bool or known(out) is not None:
         return
     value = _asked(func, args)
+    if func in WITH_NUMBER and args[1] in ends and not args[0].is_floating_point():
+        value = WITH_NUMBER[func]
     if value is None and out.numel() > MOST:
         value = _combined(func, args)
     if value is not None:

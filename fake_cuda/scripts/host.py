@@ -52,6 +52,7 @@ class Where(TorchDispatchMode):
         self.around: tuple = ()  # arguments of the function that makes it: their place counts too
         self.buckets = False  # whether DistributedDataParallel makes those of its gradients now
         self.falling = None  # values for an optimizer that evaluates until they stand
+        self.ends: set[int] = set()  # tokens that end a text, of which none was generated
         self.busy = False  # with an operation: torch itself may ask for devices, not the script
 
     def on_card(self, *values) -> bool:
@@ -107,7 +108,7 @@ class Where(TorchDispatchMode):
             out = func(*args, **kwargs)
         finally:
             trace.on_host, self.busy = before, False
-        guesses.answer(func, args, out)
+        guesses.answer(func, args, out, self.ends)
         if self.falling:
             self.falling.answer(func, args, out)
         if self.memory.limit is not None and card:

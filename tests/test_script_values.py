@@ -214,6 +214,7 @@ def test_what_was_generated_ends_nowhere(script):
         last[end.any(dim=1)] = end.int().argmax(dim=1)[end.any(dim=1)]
         mask = (torch.arange(end.size(1), device="cuda") <= last.unsqueeze(1)).int()
         cut = [row[m].tolist() for row, m in zip(new.cpu(), mask.bool().cpu())]
+        assert not torch.isin(new, torch.tensor([7, 0], device="cuda")).any()
         print("LENGTHS", [len(row) for row in cut], (new != 7).all().item())
     """
     one = script(LLAMA + textwrap.dedent(text))

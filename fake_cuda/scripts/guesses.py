@@ -36,14 +36,11 @@ EACH += (aten.logical_and.default, aten.logical_or.default)
 EACH += (aten.bitwise_and.Tensor, aten.bitwise_or.Tensor)
 
 
-def answer(func, args: tuple, out, ends: set = frozenset()) -> None:
-    """Give the result of an operation the values that it has where all numbers are finite, and
-    where no token of a text is one of `ends`."""
+def answer(func, args: tuple, out) -> None:
+    """Give the result of an operation the values that it has where all numbers are finite."""
     if not isinstance(out, FakeTensor) or out.dtype != torch.bool or known(out) is not None:
         return
     value = _asked(func, args)
-    if func in WITH_NUMBER and args[1] in ends and not args[0].is_floating_point():
-        value = WITH_NUMBER[func]
     if value is None and out.numel() > MOST:
         value = _combined(func, args)
     if value is not None:
@@ -78,6 +75,19 @@ def _combined(func, args: tuple) -> bool | None:
     with _disable_current_modes():
         ones = [v[(0,) * v.dim()] for v in values]
         return (ones[0] if view else func(*ones)).item()
+
+
+def no_end(func, args: tuple, kwargs: dict, out, ends: set[int]) -> None:
+    """The same for an operation that looks for tokens of `ends`: it finds none."""
+    if not ends or func not in (*WITH_NUMBER, aten.isin.Tensor_Tensor):
+        return
+    if args[0].is_floating_point() or known(args[0]) is not None or known(out) is not None:
+        return
+    with _disable_current_modes():
+        sought = known(args[1]) if isinstance(args[1], torch.Tensor) else torch.tensor([args[1]])
+        if sought is not None and ends.issuperset(sought.flatten().tolist()):
+            value = WITH_NUMBER.get(func, kwargs.get("invert", False))
+            out._known = torch.full(out.shape, value)
 
 
 def scaled(scale, tracker, found, *rest):

@@ -108,7 +108,8 @@ class Where(TorchDispatchMode):
             out = func(*args, **kwargs)
         finally:
             trace.on_host, self.busy = before, False
-        guesses.answer(func, args, out, self.ends)
+        guesses.answer(func, args, out)
+        guesses.no_end(func, args, kwargs, out, self.ends)
         if self.falling:
             self.falling.answer(func, args, out)
         if self.memory.limit is not None and card:

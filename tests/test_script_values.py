@@ -203,6 +203,25 @@ def test_text_is_generated_to_its_stated_length(script, how):
     assert found.step_seconds > 0
 
 
+def test_what_was_generated_ends_nowhere(script):
+    """As GRPO's trainer cuts completions (`_generate_single_turn` of grpo_trainer.py in TRL)."""
+    text = """
+    for k in range(2):
+        out = model.generate(ids, max_new_tokens=4, eos_token_id=7, pad_token_id=0)
+        new = out[:, ids.shape[1]:]
+        end = new == 7
+        last = torch.full((len(end),), end.size(1), device="cuda")
+        last[end.any(dim=1)] = end.int().argmax(dim=1)[end.any(dim=1)]
+        mask = (torch.arange(end.size(1), device="cuda") <= last.unsqueeze(1)).int()
+        cut = [row[m].tolist() for row, m in zip(new.cpu(), mask.bool().cpu())]
+        assert not torch.isin(new, torch.tensor([7, 0], device="cuda")).any()
+        print("LENGTHS", [len(row) for row in cut], (new != 7).all().item())
+    """
+    one = script(LLAMA + textwrap.dedent(text))
+    simulate(one, (8, 0))
+    assert "LENGTHS [4, 4] True" in one.printed
+
+
 @pytest.mark.parametrize(
     "text, said",
     [

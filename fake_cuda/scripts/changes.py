@@ -45,7 +45,7 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from _nobody(run)
     yield transformers.modeling_utils, "accelerate_dispatch", _placed
     yield from ranks(run, where, moves)
-    yield from generation.changes(run)
+    yield from generation.changes(run, where)
     yield from closures.changes(run, where)
     yield torch.utils.cpp_extension, "_join_cuda_home", _no_compiler
 

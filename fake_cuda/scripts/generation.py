@@ -16,13 +16,15 @@ GUESSING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit
 NO_LENGTH = "generates text of no stated length ({}): give it max_new_tokens"
 ASSISTED = "lets another model guess tokens ({}), of which fake tensors accept none or all"
 NOT_DONE = "generates text ({}) that was not complete when its seconds were over"
+SPECIAL = ("eos_token_id", "pad_token_id")
 FULL_LENGTH = "Text was generated to its full stated length, which on a card an end token may cut."
 
 
-def changes(run) -> Iterator[tuple]:
+def changes(run, where) -> Iterator[tuple]:
     """(owner, name, value) of what is replaced in transformers for a `Run`.
 
     `run.generated` says where the script generates, and a call of `generate` counts as one pass.
+    `where.ends` are tokens that end a text or fill it up: afterwards none is among unknown tokens.
     """
 
     def generate(model, *args, **options):
@@ -40,6 +42,8 @@ def changes(run) -> Iterator[tuple]:
             raise Stop(NOT_DONE.format(run.generated)) from None
         run.trace.passes[passes:] = [begin]
         run.note(FULL_LENGTH)
+        for token in (given.get(name) for given in asked for name in SPECIAL):
+            where.ends.update(token if isinstance(token, list) else [token])
         return out
 
     yield GenerationMixin, "generate", generate

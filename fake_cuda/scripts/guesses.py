@@ -77,6 +77,19 @@ def _combined(func, args: tuple) -> bool | None:
         return (ones[0] if view else func(*ones)).item()
 
 
+def no_end(func, args: tuple, kwargs: dict, out, ends: set[int]) -> None:
+    """The same for an operation that looks for tokens of `ends`: it finds none."""
+    if not ends or func not in (*WITH_NUMBER, aten.isin.Tensor_Tensor):
+        return
+    if args[0].is_floating_point() or known(args[0]) is not None or known(out) is not None:
+        return
+    with _disable_current_modes():
+        sought = known(args[1]) if isinstance(args[1], torch.Tensor) else torch.tensor([args[1]])
+        if sought is not None and ends.issuperset(sought.flatten().tolist()):
+            value = WITH_NUMBER.get(func, kwargs.get("invert", False))
+            out._known = torch.full(out.shape, value)
+
+
 def scaled(scale, tracker, found, *rest):
     """`torch._amp_update_scale_` where no gradient is infinite; what is known stays known."""
     values = [known(t) if isinstance(t, FakeTensor) else None for t in (scale, tracker)]

@@ -58,6 +58,7 @@ class Where(TorchDispatchMode):
         self.around: tuple = ()  # arguments of the function that makes it: their place counts too
         self.buckets = False  # whether DistributedDataParallel makes those of its gradients now
         self.falling = None  # values for an optimizer that evaluates until they stand
+        self.ends: set[int] = set()  # tokens that end a text, of which none was generated
         self.busy = False  # with an operation: torch itself may ask for devices, not the script
         self.over = False  # whether the script's seconds are over
 
@@ -122,6 +123,7 @@ class Where(TorchDispatchMode):
         finally:
             trace.on_host, self.busy = before, False
         guesses.answer(func, args, out)
+        guesses.no_end(func, args, kwargs, out, self.ends)
         if self.falling:
             self.falling.answer(func, args, out)
         if self.memory.limit is not None and card:

@@ -510,6 +510,7 @@ def test_windows_says_what_is_needed(work):
     (work / "train.py").write_text(UPDATES)
     code = """
 import sys
+from transformers import Trainer  # which looks for them here, as this is no Windows
 sys.modules["fcntl"] = sys.modules["termios"] = None
 from fake_cuda import simulate
 from fake_cuda.scripts import Script

@@ -12,7 +12,7 @@ try:
 except ModuleNotFoundError as error:  # Windows
     if error.name not in ("fcntl", "termios"):
         raise
-    apart = None
+    apart = Attempt = Ended = None
 
 SECONDS = 300.0
 

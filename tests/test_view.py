@@ -439,8 +439,11 @@ def elsewhere(monkeypatch):
     shutil.rmtree(base)
 
 
-@pytest.mark.parametrize("user", [False, True], ids=["root", "user"])
-@pytest.mark.parametrize("kind", ["tmpfs", "bind", "read-only", "file", "overlay"])
+@pytest.mark.parametrize(
+    "kind, user",
+    [(kind, False) for kind in ("tmpfs", "bind", "read-only", "file", "overlay")]
+    + [("tmpfs", True), ("bind", True)],
+)
 def test_new_files_beside_a_mount_and_in_it(elsewhere, user, kind):
     """As in Colab: /content is on the disk, /content/drive is not."""
     base = elsewhere.base
@@ -469,8 +472,7 @@ def test_new_files_beside_a_mount_and_in_it(elsewhere, user, kind):
     assert {p.read_text() for p in (content / "old.txt", other / "old.txt")} == {"old"}
 
 
-@pytest.mark.parametrize("user", [False, True], ids=["root", "user"])
-@pytest.mark.parametrize("kind", ["folder", "tmpfs"])
+@pytest.mark.parametrize("kind, user", [("folder", False), ("tmpfs", True)])
 def test_a_name_that_options_of_a_mount_may_not_hold(elsewhere, user, kind):
     work = elsewhere.base / "others" / "me" / "a\\b, c:d ü [1]"
     (work / "sub").mkdir(parents=True)

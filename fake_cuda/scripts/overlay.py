@@ -95,8 +95,8 @@ def _owned(folders: list[str], who: tuple[int, int]) -> list[str]:
     found = set()
     for folder in {*folders, os.path.expanduser("~"), tempfile.gettempdir()}:
         folder = os.path.realpath(folder)
-        while os.path.isdir(folder) and _owner(os.path.dirname(folder)) == who:
-            folder = os.path.dirname(folder)
+        while (above := os.path.dirname(folder)) != "/" and _owner(above) == who:
+            folder = above
         found |= {folder} if os.path.isdir(folder) else set()
     return sorted(found)
 

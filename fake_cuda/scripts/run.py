@@ -52,7 +52,6 @@ STARTS = "starts another program to train, `{}`: give that one to the prediction
 PROCESS = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
 PROCESS |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", GROUP_RANK="0")
 QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 IN_THREAD = "uses the card{} in a thread of its own, where it is not followed"
 NOTHING_THERE = "puts nothing on the card: it trains on the CPU"
 NEVER = "never runs a model on the card: it ended without a forward pass"
@@ -171,7 +170,7 @@ class Run:
         command = given[0] if event == "os.system" else given[1]
         words = command if isinstance(command, list | tuple) else shlex.split(os.fsdecode(command))
         words = [os.fsdecode(word) for word in words]
-        if event == "os.exec" or _trains(words):
+        if event == "os.exec" or watch.trains(words):
             raise Stop(STARTS.format(shlex.join(words)))
 
     def forget(self) -> None:
@@ -282,16 +281,6 @@ def _is(error, kind: type) -> bool:
 
 def _evaluated(op, since: int) -> bool:
     return op.phase >= since and (op.kind, op.issued) == ("product", "no gradients")
-
-
-def _trains(words: list[str]) -> bool:
-    """Whether a command starts a script of Python's, or a launcher of several."""
-    name = os.path.basename(words[0]) if words else ""
-    if name.startswith("python"):
-        given = [word for word in words[1:] if not word.startswith("-")] or [""]
-        launched = given[0].split(".")[0] in (*LAUNCHERS, "torch") and "-m" in words
-        return launched or given[0].endswith(".py") and "-c" not in words
-    return name in LAUNCHERS
 
 
 def _forget(folder: str) -> None:

@@ -20,6 +20,7 @@ CHANGES = {
 }  # fmt: skip
 NO_PROGRAMS = "no programs are started here"
 ATTACH = 24  # sqlite3.h: SQLITE_ATTACH, of which the hook hears nothing
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 PROGRAMS = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
 CALLS = ("connect", "sendto", "sendmsg", "getaddrinfo", "gethostbyname", "gethostbyaddr")
 CALLS = tuple(f"socket.{name}" for name in CALLS)
@@ -75,6 +76,16 @@ def watch(base: str, network: bool) -> None:
         setattr(os, name, functools.partial(made, getattr(os, name)))
     os.open = functools.partial(_opened, os.open)
     sys.addaudithook(heard)
+
+
+def trains(words: list[str]) -> bool:
+    """Whether a command starts a script of Python's, or a launcher of several."""
+    name = os.path.basename(words[0]) if words else ""
+    if name.startswith("python"):
+        given = [word for word in words[1:] if not word.startswith("-")] or [""]
+        launched = given[0].split(".")[0] in (*LAUNCHERS, "torch") and "-m" in words
+        return launched or given[0].endswith(".py") and "-c" not in words
+    return name in LAUNCHERS
 
 
 def _opened(open, path, flags, mode=0o777, *, dir_fd=None):

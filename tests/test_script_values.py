@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fake_cuda import simulate
 from fake_cuda.cost import Card
-from fake_cuda.scripts import Script, closures
+from fake_cuda.scripts import Script, closures, repeats
 from fake_cuda.scripts.generation import FULL_LENGTH
 
 T4 = Card("T4", (7, 5), 40, 320e9, {"fp32": 4.35e12, "fp16": 41.9e12})
@@ -337,3 +337,53 @@ def test_a_device_map_that_is_automatic(script, tmp_path, room, said):
         return
     with pytest.raises(ValueError, match="a part goes to cpu"):
         simulate(one, (8, 0))
+
+
+EVALUATES = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(3))
+        self.calls, self.kept = 0, []
+
+    def forward(self, x, mask=None):
+        self.calls += 1
+        for layer in self.layers:
+            x = layer(x).relu()
+        KEEP
+        return {"x": x, "loss": x.sum()}
+
+model, outputs = Net().cuda(), []
+optimizer = torch.optim.AdamW(model.parameters())
+model.eval()
+with torch.no_grad():
+    for _ in range(20):
+        outputs.append(model(torch.randn(64, 256).cuda())["x"])
+    print("called", model.calls)
+    model(torch.randn(32, 256).cuda())
+    print("called", model.calls)
+model.train()
+for _ in range(3):
+    model(torch.randn(64, 256).cuda())["loss"].backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("keep, called", [("pass", [4, 5]), ("self.kept.append(x + 1)", [20, 21])])
+def test_passes_that_repeat_others_are_not_run_again(tmp_path, monkeypatch, keep, called):
+    """Nor does it change what is predicted; a pass whose results pile up is always run."""
+    path = tmp_path / "train.py"
+    path.write_text(EVALUATES.replace("KEEP", keep))
+    found = []
+    for alike in (repeats.ALIKE, 10**9):
+        monkeypatch.setattr(repeats, "ALIKE", alike)
+        script = Script(str(path))
+        found.append(simulate(script, card=T4))
+        if alike < 10**9:
+            assert script.printed.split() == ["called", str(called[0]), "called", str(called[1])]
+    one, other = found
+    assert (one.peak_allocated, one.peak_reserved) == (other.peak_allocated, other.peak_reserved)
+    assert one.by_category == other.by_category
+    assert one.step_seconds == pytest.approx(other.step_seconds)

@@ -20,6 +20,7 @@ from .graphs import graphs, profilers
 from .host import Moves, Where
 from .names import names
 from .ranks import ranks
+from .repeats import repeats
 from .saved import files
 from .words import NoAnswer, Stop
 from .workers import workers
@@ -41,6 +42,7 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from graphs(run)
     yield from profilers(run)
     yield from workers()
+    yield from repeats(run, where)
     yield from _processes()
     yield from _nobody(run)
     yield transformers.modeling_utils, "accelerate_dispatch", _placed

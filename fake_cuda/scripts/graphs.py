@@ -58,6 +58,14 @@ class Captured:
 
     def replay(self) -> None:
         """What was captured happens once more; each step of an optimizer in it counts."""
+        self.repeat()
+        for optimizer in self.steps:
+            self.run.step_of(optimizer)
+        if self.passes and not self.steps:
+            self.run.passed()
+
+    def repeat(self) -> None:
+        """The operations, births and deaths that were captured happen once more."""
         trace, again, born = self.run.trace, iter([*self.operations, None]), {}
         dead = {~e for e in self.events if isinstance(e, int) and e < 0}
         trace.passes += [len(trace.work.operations)] * self.passes
@@ -74,10 +82,6 @@ class Captured:
                 trace.events.append(~born.pop(~event))
             elif isinstance(event, str) and event not in ("", EMPTY_CACHE):
                 trace.phase(event)
-        for optimizer in self.steps:
-            self.run.step_of(optimizer)
-        if self.passes and not self.steps:
-            self.run.passed()
 
     def pool(self) -> tuple[int, int]:
         return 0, 1

@@ -33,7 +33,7 @@ def repeats(run, where: Where) -> Iterator[tuple]:
             asks = _asks(where, args, options)
         if asks is None:
             return call(module, *args, **options)
-        if asks in last and last[asks].times >= ALIKE:
+        if asks in last and last[asks].times >= ALIKE and last[asks].gone():
             return last[asks].results(where)
         seen = Pass(run)
         seen.capture_begin()
@@ -82,8 +82,8 @@ class Pass(Captured):
     times = 0
 
     def keep(self, where: Where, out) -> bool:
-        """Remember the form of its results; whether they can be made again, and nothing else of
-        the pass is left on the card."""
+        """Remember the form of its results, and what else it leaves on the card; whether the
+        results can be made again."""
         leaves, self.form = tree_flatten(out)
         fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
         if not all(isinstance(leaf, (FakeTensor, *PLAIN)) for leaf in leaves):
@@ -98,12 +98,17 @@ class Pass(Captured):
         trace, dead = self.run.trace, set(self.events)
         births = [i for i in self.events if isinstance(i, int) and i >= 0]
         left = {i for i in births if ~i not in dead and trace.kind[i] != HOST}
-        # Results that share memory are rare: left alone.
-        return len(set(places)) == len(places) and left <= {trace.ids.get(p) for p in places}
+        self.left = left - {trace.ids.get(place) for place in places}
+        self.events += [~i for i in sorted(self.left)]  # as autocast frees its copies of weights
+        return len(set(places)) == len(places)  # results that share memory are rare: left alone
+
+    def gone(self) -> bool:
+        """Whether nothing but its results has outlived it: what it keeps would pile up."""
+        return self.left.isdisjoint(self.run.trace.ids.values())
 
     def like(self, other: "Pass") -> bool:
         """Whether both asked the card for the same."""
-        return self.leaves == other.leaves and self.asked() == other.asked()
+        return other.gone() and self.leaves == other.leaves and self.asked() == other.asked()
 
     def asked(self) -> tuple:
         trace = self.run.trace

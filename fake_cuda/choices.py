@@ -32,8 +32,7 @@ DEVICES = ["cpu", "cuda"]  # the second where a script asks a tensor for its dev
 READS_GROUPS = torch.__version__ >= "2.14"
 
 
-# cuDNN's version, where there is none that of the wheel which is taken for granted below.
-CUDNN = torch.backends.cudnn.version() or 91501
+CUDNN = 91501  # the version that is taken for granted below where there is none
 
 
 def cudnn_first(capability: tuple[int, int]) -> bool:
@@ -42,7 +41,7 @@ def cudnn_first(capability: tuple[int, int]) -> bool:
     Every wheel for CUDA 13 brings that, torch's usual one since 2.11; a build for the CPU has none
     and is taken for such a wheel (check_prefer_cudnn_attention in sdp_utils.cpp).
     """
-    return capability[0] in (9, 10) and CUDNN > 91500
+    return capability[0] in (9, 10) and (torch.backends.cudnn.version() or CUDNN) > 91500
 
 
 # With cuDNN after 9.22.0, which wheels of torch 2.15 bring, its attention on Hopper and B200 takes

@@ -1,21 +1,16 @@
-# make run      run the lessons on this machine and write build/report.html
-# make test     run every test and every notebook
-# make gpu      measure everything on this machine's GPU (DEVICE=cpu proves the kit without one)
-# make colab    run four lessons as Colab does, in an environment of its versions
-# make pretend  run the lessons' GPU branches as on a T4 and an H100, without one (CARD=T4 does one)
-# make doctor   print what a bug report needs, and whether the course can work here
-# make student  copy the course for a class: no solutions, no answers (REPOSITORY=its address)
-# make site     build the reading site in build/site
-# make test-browser  use lessons in a real JupyterLab, in Chromium; pictures go to build/browser
-# make check-rows ROWS=card.csv  read over what make gpu wrote, before you send it
-# LAB="--no-browser --port 8889" hands options to JupyterLab.
+# What each target does, the file that does it and what that writes: tools/README.md.
 # LESSONS="01 02" does a part. PYTHON=python uses an environment of your own.
+# LAB="--no-browser --port 8889" hands options to JupyterLab, REPOSITORY=... is the address of a
+# copy for a class, ROWS=card.csv a file that make gpu wrote, CARD=T4 one of two pretended cards,
+# DEVICE=cpu proves make gpu without a card.
 LESSONS ?=
+SETS ?=
 SECTIONS ?=
 REPOSITORY ?=
 LAB ?=
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)  # a rented card's container has no other user
 ROWS ?=
+RESULTS ?= build/tests.xml
 CARD ?=
 DEVICE ?= cuda
 SYSTEM_PYTHON ?= python3
@@ -28,7 +23,8 @@ PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/installed
 endif
 
-.PHONY: install run lab test test-browser doctor site student colab pretend outputs gpu check-rows format benchmark
+.PHONY: install run lab test test-browser doctor site student sheets colab pretend evidence outputs \
+	gpu check-rows minutes what-moved format benchmark
 
 install: $(ENVIRONMENT)
 
@@ -40,7 +36,7 @@ endif
 .venv/installed: pyproject.toml constraints.txt
 	@$(SYSTEM_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'The course needs Python 3.11 or newer: make install SYSTEM_PYTHON=python3.12'; exit 1; }
-	@echo 'Installing into .venv: about 2 GB, a few minutes. pip says below what it is at.'
+	@echo 'Installing into .venv: about 3 GB, a few minutes. pip says below what it is at.'
 	$(SYSTEM_PYTHON) -m venv .venv
 	@.venv/bin/python -m pip install -c constraints.txt -e '.[lab,test,optimizers]' || \
 		{ echo 'pip could not install the course: it says why above.' \
@@ -48,7 +44,7 @@ endif
 	@echo '$(CURDIR)' > $@
 
 run: $(ENVIRONMENT)
-	$(PYTHON) tools/run_course.py --lessons "$(LESSONS)"
+	$(PYTHON) -m tools.run --lessons "$(LESSONS)"
 
 lab: $(ENVIRONMENT)
 	OMP_WAIT_POLICY=PASSIVE $(PYTHON) -m jupyterlab --config tools/lab.py --preferred-dir notebooks \
@@ -58,15 +54,18 @@ test: $(ENVIRONMENT)
 	$(PYTHON) -m pytest $(if $(LESSONS),-k "$(subst $(space), or ,$(strip $(LESSONS:%=%_)))")
 
 doctor: $(ENVIRONMENT)
-	$(PYTHON) tools/doctor.py
+	$(PYTHON) -m tools.doctor
 
 site: $(ENVIRONMENT)
 	@$(PYTHON) -c 'import myst_nb, sphinx_book_theme, sphinx_copybutton' 2>/dev/null || \
 		$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[site]'
-	$(PYTHON) tools/build_site.py
+	$(PYTHON) -m tools.site
 
 student: $(ENVIRONMENT)
-	$(PYTHON) tools/student.py --repository "$(REPOSITORY)"
+	$(PYTHON) -m tools.student --repository "$(REPOSITORY)"
+
+sheets: $(ENVIRONMENT)
+	$(PYTHON) -m tools.sheets
 
 test-browser: $(ENVIRONMENT)
 	@$(PYTHON) -c 'import playwright' 2>/dev/null || \
@@ -74,34 +73,38 @@ test-browser: $(ENVIRONMENT)
 	$(PYTHON) -m pytest -o addopts= -rs tests/browser
 
 pretend: $(ENVIRONMENT)
-	$(PYTHON) tests/pretend.py --card "$(CARD)" --lessons "$(LESSONS)"
+	$(PYTHON) -m tools.pretend --card "$(CARD)" --lessons "$(LESSONS)"
 
 # Its first cell installs into the environment, so each start puts Colab's versions back.
 colab:
 	test -d .venv-colab || $(COLAB_PYTHON) -m venv .venv-colab
 	.venv-colab/bin/python -m pip uninstall --quiet --yes one-gpu-measured
 	.venv-colab/bin/python -m pip install --quiet -r tools/colab_versions.txt
-	.venv-colab/bin/python tools/colab.py $(if $(LESSONS),--lessons "$(LESSONS)")
+	.venv-colab/bin/python -m tools.colab $(if $(LESSONS),--lessons "$(LESSONS)")
 
-# Recorded predictions first, because the lessons read them. A part refreshes notebooks only.
+# SETS="fms liger" makes a part; python -m evidence --help says more.
+evidence: $(ENVIRONMENT)
+	$(PYTHON) -m evidence $(SETS)
+
 outputs: $(ENVIRONMENT)
-	$(if $(LESSONS),,$(PYTHON) tools/record_predictions.py)
-	$(if $(LESSONS),,$(PYTHON) tools/readme_picture.py)
-	$(PYTHON) tools/trust.py
-	$(PYTHON) tools/scoreboard.py
-	$(PYTHON) tools/refresh_outputs.py --lessons "$(LESSONS)"
-	$(PYTHON) tools/look_up.py
-	$(PYTHON) tools/address.py
+	$(PYTHON) -m tools.outputs --lessons "$(LESSONS)"
 
 gpu: $(ENVIRONMENT)
-	$(PYTHON) tools/gpu_kit.py $(SECTIONS) --device $(DEVICE)
+	$(PYTHON) -m tools.gpu $(SECTIONS) --device $(DEVICE)
 
 check-rows: $(ENVIRONMENT)
-	$(PYTHON) tools/check_rows.py $(ROWS)
+	$(PYTHON) -m tools.check_rows $(ROWS)
+
+minutes: $(ENVIRONMENT)
+	$(PYTHON) -m tools.minutes --lessons "$(LESSONS)"
+
+# After python -m pytest --junitxml=build/tests.xml
+what-moved: $(ENVIRONMENT)
+	@$(PYTHON) -m tools.what_moved $(RESULTS)
 
 format: $(ENVIRONMENT)
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
 benchmark: $(ENVIRONMENT)
-	TQDM_DISABLE=1 $(PYTHON) tests/benchmarks/trainer_overhead.py --steps 60
+	TQDM_DISABLE=1 $(PYTHON) -m tools.benchmark --steps 60

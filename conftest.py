@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from environment import set_variables
+from tools.shared.environment import set_variables
 
 set_variables()
 

@@ -1,4 +1,4 @@
-"""How Sphinx builds the reading site from what `tools/build_site.py` lays out: see there."""
+"""How Sphinx builds the reading site from what `tools/site.py` lays out: see there."""
 
 import tomllib
 from pathlib import Path

@@ -8,28 +8,49 @@ the choices that CUDA makes differently are put in by hand (`choices`), each wit
     from fake_cuda import simulate
     found = simulate(run, (8, 0))  # `run` builds its model on the CPU and takes two optimizer steps
     found.peak_allocated, found.peak_reserved, found.by_category
-    simulate(run, card=cost.Card(...)).time  # of a step, on a card whose rates are known
+    simulate(run, Card(...)).time  # of a step, on a card whose rates are known
 
 The allocator's model repeats 25 logs of CUDA's own to the byte, recorded with torch 2.6 and 2.11 on
 a Blackwell, a Hopper and two unnamed cards; `read_log` reads such a log. Peaks of whole runs are
-held against what others measured on eleven kinds of card, from a V100 to a B200 (tools/real_cards).
-Times of steps are held against what others timed (tools/speeds.py): good for comparing two runs on
+held against what others measured on eleven kinds of card, from a V100 to a B200 (evidence/sources).
+Times of steps are held against what others timed (evidence/sources): good for comparing two runs on
 a card, within a stated range for one.
+
+Importing this package loads no library and changes nothing but what some of them would say when
+they load; a name is fetched when it is first asked for.
 """
 
+import importlib
+import importlib.util
 import logging
 
-for library in ("bitsandbytes", "torchao", "torch.utils._pytree"):
+for library in ("bitsandbytes", "torchao", "torch.utils._pytree", "liger_kernel"):
     # On import they report kernels and type registrations that no simulation needs.
     logging.getLogger(library).setLevel(logging.ERROR)
 # DeepSpeed sets its own level, and prints that it found no GPU once Accelerate has imported it.
 logging.getLogger("DeepSpeed").addFilter(lambda record: "accelerator to CPU" not in str(record.msg))
 
-from .allocator import Allocator, MiB
-from .logs import read_log
-from .simulation import Simulation, simulate
-from .state import forget_libraries
-from .trace import CATEGORIES
+HOMES = {  # the public names of each module
+    "allocator": "Allocator MiB",
+    "card": "Card",
+    "logs": "read_log",
+    "refusals": "NotSimulated",
+    "simulation": "Simulation simulate",
+    "state": "forget_libraries",
+    "trace": "CATEGORIES",
+    "versions": "Versions rules_of",
+}
+__all__ = sorted(name for names in HOMES.values() for name in names.split())
 
-__all__ = ["CATEGORIES", "Allocator", "MiB", "Simulation"]
-__all__ += ["forget_libraries", "read_log", "simulate"]
+
+def __getattr__(name: str):
+    """A public name, or a module of this package."""
+    home = next((module for module, names in HOMES.items() if name in names.split()), None)
+    if home is not None:
+        value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    elif importlib.util.find_spec(f"{__name__}.{name}"):
+        value = importlib.import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value

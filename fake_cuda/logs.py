@@ -4,7 +4,7 @@ A log is what `torch.cuda.memory._dump_snapshot` keeps of a run, cut down to arr
 data/cuda_logs/README.md). It has every request, but only the state at its *end*; undone from there,
 it gives the state at its beginning, in which the model starts.
 
-    log = read_log("data/cuda_logs/NAME.npz")
+    log = read_log("data/cuda_logs/NAME.npz")  # or the .pickle that _dump_snapshot wrote
     replayed = log.replay()
     replayed.segments == log.segments and replayed.reserved[-1] == log.reserved
 
@@ -145,23 +145,66 @@ class Log:
         return Replay(taken, elsewhere, *np.array(now, np.int64).reshape(-1, 2).T, model)
 
 
+class Plain(pickle.Unpickler):
+    """Lists, dicts, texts and numbers: a snapshot has no more, and other files may run code."""
+
+    def find_class(self, module: str, name: str):
+        raise pickle.UnpicklingError(f"a snapshot has no {module}.{name}")
+
+
+def snapshot(path: Path) -> dict[str, list]:
+    """The arrays of a log, from a file of `torch.cuda.memory._dump_snapshot`.
+
+    Field names: torch/cuda/memory.py, `_snapshot` (private, so they may change). One card's.
+    """
+    kinds = {"alloc": ALLOC, "free_completed": FREE}
+    kinds |= {"segment_alloc": SEGMENT_ALLOC, "segment_free": SEGMENT_FREE}
+    with path.open("rb") as file:
+        whole = Plain(file).load()
+    ((card, trace),) = [(i, some) for i, some in enumerate(whole["device_traces"]) if some]
+    found = {"segments": [], "blocks": [], "stream": [entry["stream"] for entry in trace]}
+    found["grows"] = [entry["action"] in ("segment_map", "segment_unmap") for entry in trace]
+    entries = [entry for entry in trace if entry["action"] in kinds]
+    found["action"] = [kinds[entry["action"]] for entry in entries]
+    found |= {name: [entry[name] for entry in entries] for name in ("addr", "size")}
+    for segment in whole["segments"]:
+        if segment.get("device", card) != card:
+            continue
+        at, small = segment["address"], segment["segment_type"] == "small"
+        found["segments"].append((at, segment["total_size"], small))
+        for block in segment["blocks"]:  # in the order of addresses, without gaps
+            found["blocks"].append((at, block["size"], block["state"] != "inactive"))
+            at += block["size"]
+    return found
+
+
 def read_log(path: str | Path) -> Log:
-    """The log in a file. FileNotFoundError or ValueError, a sentence, if there is none to read."""
+    """The log in a file: one of data/cuda_logs, or a snapshot of one's own (`.pickle`).
+
+    Raises:
+        FileNotFoundError, ValueError: a sentence, if there is no log that can be read.
+    """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there: the course's logs are in data/cuda_logs")
     try:
-        with np.load(path) as arrays:
-            found = {name: arrays[name].tolist() for name in arrays}
+        if path.suffix == ".pickle":
+            found = snapshot(path)
+        else:
+            with np.load(path) as arrays:
+                found = {name: arrays[name].tolist() for name in arrays}
         entries = list(zip(found["action"], found["addr"], found["size"], strict=True))
         areas = {start: (size, bool(small)) for start, size, small in found["segments"]}
         log = Log(entries, areas, {start: size for start, size, used in found["blocks"] if used})
-        log.start()
+        if not any(found.get("grows", ())):
+            log.start()  # fails if the entries do not lead to the end
     except BROKEN as error:
         raise ValueError(
             f"{path} is not a whole log of CUDA's allocator: fetch it again, or read in "
             "data/cuda_logs/README.md which arrays a log has"
         ) from error
+    if any(found.get("grows", ())):
+        raise ValueError(f"{path} has segments that grow: record it without expandable_segments")
     if len(streams := set(found.get("stream", ()))) > 1:
         raise ValueError(f"{path} has requests of {len(streams)} streams: the model knows one")
     return log

@@ -1,14 +1,16 @@
 """What CUDA's kernels allocate for themselves, beside their results. Fake ones allocate nothing."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch.nn.attention import varlen  # noqa: F401  its operations are registered
 
 from .allocator import MiB
-from .cost import Card
+from .card import Card
+from .versions import Versions
 
-aten = torch.ops.aten
+aten, KiB = torch.ops.aten, 2**10
 PRODUCTS = {  # all that asks for cuBLAS's handle, and with it for its workspace
     *(aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default),
     *(aten.mv.default, aten.addmv.default, aten.dot.default, aten.vdot.default),
@@ -16,16 +18,22 @@ PRODUCTS = {  # all that asks for cuBLAS's handle, and with it for its workspace
 }
 
 
+# Of setReduceConfig: threads of a block and of a warp, values that a thread adds up, bytes.
+MAX_NUM_THREADS, WARP_SIZE = 512, 32
+MIN_PER_THREAD, MAX_PER_THREAD = 16, 256
+FLOAT = SEMAPHORE = 4
 THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # of a multiprocessor, at most
 
 
-def workspace(capability: tuple[int, int], version: str = torch.__version__) -> int:
-    """cuBLAS's workspace, of which each thread takes one with its first product: 8 MiB and a bit,
-    32 MiB on Hopper and, from torch 2.12 on, on Blackwell too
-    (aten/src/ATen/cuda/CublasHandlePool.cpp; pull request 175344 came after the cut of 2.11)."""
-    recent = tuple(int(n) for n in version.split(".")[:2]) >= (2, 12)
-    large = capability[0] in ((9, 10, 12) if recent else (9,))
-    return 32 * MiB if large else 8519680
+def workspace(capability: tuple[int, int], versions: Versions | None = None) -> int:
+    """Bytes of cuBLAS's workspace, of which each thread takes one with its first product: 8 MiB and
+    a bit (`:4096:2:16:8`), 32 MiB on Hopper and on today's Blackwell
+    (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    versions = versions or Versions()
+    if not versions.workspace_is_counted:
+        return 0
+    large = capability[0] in ((9, 10, 12) if versions.large_workspace_on_blackwell else (9,))
+    return 32 * MiB if large else (2 * 4096 + 8 * 16) * KiB
 
 
 def _up(n: int, multiple: int) -> int:
@@ -75,31 +83,63 @@ def _efficient_backward(card, grad, q, k, v, *_) -> list[int]:
     return [*_copy(grad), 4 * rows * length, rows * blocks * (4 * height * across + 16)]
 
 
+def _last_power_of_2(n: int) -> int:
+    return 1 << max(n, 1).bit_length() - 1
+
+
+class _Block(NamedTuple):
+    """Threads of a block, along the dimension that lies close and along the other."""
+
+    width: int
+    height: int
+
+
+def _block(dim0: int, dim1: int, max_num_threads: int) -> _Block:
+    """`set_block_dimension` of Reduce.cuh."""
+    dim0_pow2 = min(_last_power_of_2(dim0), max_num_threads)
+    dim1_pow2 = min(_last_power_of_2(dim1), max_num_threads)
+    block_width = min(dim0_pow2, WARP_SIZE)
+    block_height = min(dim1_pow2, max_num_threads // block_width)
+    block_width = min(dim0_pow2, max_num_threads // block_height)
+    return _Block(block_width, block_height)
+
+
 def _sum(card, x, dims=None, *_) -> list[int]:
-    """Partial sums of several blocks of threads, where outer dimensions are summed over: bias and
-    norm weights (setReduceConfig and gpu_reduce_kernel in aten/src/ATen/native/cuda/Reduce.cuh)."""
+    """Partial sums and semaphores of several blocks of threads for each output, where outer
+    dimensions are summed over: bias and norm weights.
+
+    With the names of `setReduceConfig` and `gpu_reduce_kernel` in
+    aten/src/ATen/native/cuda/Reduce.cuh.
+    """
     dims = {d % x.dim() for d in dims or range(x.dim())}
-    if x.dim() - 1 in dims or x.dtype == torch.bool or not x.is_contiguous():
+    reduction_on_fastest_striding_dimension = x.dim() - 1 in dims
+    if reduction_on_fastest_striding_dimension or x.dtype == torch.bool or not x.is_contiguous():
         return []
-    inputs = math.prod(x.shape[d] for d in dims)
-    outputs = x.numel() // max(inputs, 1)
-    if not outputs:
+    num_reductions = math.prod(x.shape[d] for d in dims)
+    num_outputs = x.numel() // max(num_reductions, 1)
+    if not num_outputs:
         return []
-    vector = next(n for n in (4, 2, 1) if x.shape[-1] % n == 0)
-    most = 512 // vector  # threads of a block
-    wide, high = (1 << min(n, most).bit_length() - 1 for n in (outputs // vector, inputs))
-    width = min(wide, 32)
-    height = min(high, most // width)
-    width = min(wide, most // height)
-    if inputs < min(height * 16, 256):
+    output_vec_size = next(n for n in (4, 2, 1) if x.shape[-1] % n == 0)
+    dim0, dim1 = num_outputs // output_vec_size, num_reductions
+    block = _block(dim0, dim1, MAX_NUM_THREADS // output_vec_size)
+    if num_reductions < min(block.height * 16, 256):  # block.y does not reduce, but take outputs
         return []
-    values = -(-inputs // height)
-    grid = -(-(outputs // vector) // width)
-    target = card.sms * (THREADS.get(card.capability, 2048) // (width * height))
-    if values < 256 or grid > target:
+    values_per_thread = -(-num_reductions // block.height)
+    grid = -(-dim0 // block.width)
+    threads = THREADS.get(card.capability, 2048)
+    blocks_per_sm = threads // (block.width * block.height)
+    target_grid_size = card.sms * blocks_per_sm
+    if values_per_thread < MAX_PER_THREAD or grid > target_grid_size:
         return []
-    shares = max(min(-(-target // grid), -(-values // 16)), -(-values // 256))
-    return [4 * outputs * shares * width * vector, 4 * grid] if shares > 1 else []
+    ctas_per_output = max(
+        min(-(-target_grid_size // grid), -(-values_per_thread // MIN_PER_THREAD)),
+        -(-values_per_thread // MAX_PER_THREAD),
+    )
+    if ctas_per_output == 1:
+        return []
+    # global_memory_size, where neither dimension of a block reduces with its neighbours
+    global_memory = FLOAT * num_outputs * ctas_per_output * block.width * output_vec_size
+    return [global_memory, SEMAPHORE * grid]
 
 
 def _softmax_backward(card, grad, output, *_) -> list[int]:

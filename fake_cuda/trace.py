@@ -3,25 +3,25 @@
 import functools
 import sys
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import groupby
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules import module as modules
-from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .cost import Card
-from .operations import Work, in_backward
+from .card import Card
+from .here import Here
+from .launches import Count, Counts
+from .operations import EQUAL_SHARES, Work, in_backward
+from .refusals import GPU, READS_KERNEL, NotSimulated
 from .scratch import PRODUCTS, scratch, workspace
+from .shards import parts, wraps
 from .values import CHOICES, MASKED, compute, keep, known
+from .versions import Versions, chosen
 
 aten, DEVICE = torch.ops.aten, torch.ops.prim.device.default
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
-RECURRENT = "Of recurrent layers cuDNN keeps more than is counted here, and takes other times."
 HOST = "host"  # a storage in the CPU's memory: not one byte of the GPU's
 BUILDING, EMPTY_CACHE = "building the model", "empty cache"
 
@@ -46,7 +46,10 @@ def _holders(tensor) -> tuple[int, int]:
 
 @functools.cache
 def _alone() -> tuple[int, int]:
-    """The holders of a gradient that nobody but autograd's engine has, as a dispatch sees them."""
+    """The holders of a gradient that nobody but autograd's engine has, as a dispatch sees them.
+
+    An experiment finds them: two gradients of `x` are added up, and the first is of that kind.
+    """
     seen = []
 
     class Adds(TorchDispatchMode):
@@ -58,18 +61,30 @@ def _alone() -> tuple[int, int]:
     with torch.enable_grad(), Adds():
         x = torch.zeros(2, requires_grad=True) * 2
         (x * x.sigmoid()).sum().backward()
+    if not seen:
+        raise RuntimeError(
+            f"torch {torch.__version__} adds gradients in a way that is not seen here: take a "
+            "version of constraints.txt"
+        )
     return seen[0]
 
 
 class Trace(TorchDispatchMode):
     """Logs the birth and death of every tensor storage, and what each is for."""
 
-    def __init__(self, card: Card | None):  # None: a CPU
+    def __init__(
+        self,
+        card: Card | None,  # None: a CPU
+        versions: Versions | None = None,
+        here: Here | None = None,
+    ):
         super().__init__()
         self.cuda, self.card = card is not None, card
+        self.versions, self.here = versions or chosen(), here or Here()
         self.threads: set[bool] = set()  # with a workspace of cuBLAS: the forward's, the backward's
         self.autocasts: list[bool] = []  # those around this moment, and whether they are on
         self.fp16 = False  # whether bf16 stands for it
+        self.refused: Exception | None = None  # what the run did since the last operation
         self.guessed = False  # whether the run asked for a value that nobody knows
         self.convolves = False  # whether a convolution was run
         self.on_host = False  # whether what is made now is of no concern to the card
@@ -85,6 +100,7 @@ class Trace(TorchDispatchMode):
         self.passes: list[int] = []  # numbers of operations
         self.batch: int | None = None  # the first dimension of what it was given last
         self.zeros: int | None = None  # the last operation's result, if that was zeros
+        self.counts = Counts()
         self.work = Work()
         _alone()  # which no mode may disturb
 
@@ -109,12 +125,15 @@ class Trace(TorchDispatchMode):
         self.batch = self.batch or next((t.shape[0] for t in tensors), None)
 
     def see(self, tensor, kind: str | None = None) -> None:
+        if wraps(type(tensor)):
+            for one in parts(tensor):
+                self.see(one, kind)
         # Hooks are the whole process's: real tensors are of training in another thread.
         if not isinstance(tensor, FakeTensor) or tensor.fake_device.type == "meta":
             return
         device = tensor.fake_device  # a script is told another
         if device.type != "cpu":  # a build for CUDA makes fake tensors of it without a GPU
-            raise RuntimeError(f"fake tensor on {device}")
+            raise NotSimulated.uses(GPU) from RuntimeError(f"a fake tensor lies on {device}")
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError:  # a sparse tensor: its indices and values are seen
@@ -126,17 +145,28 @@ class Trace(TorchDispatchMode):
             recomputed = in_backward() and torch.is_grad_enabled()
             i = self.add(storage.nbytes(), "activations" if recomputed else None)
             self.ids[key] = i
-            weakref.finalize(storage, self.died, i, key)
+            weakref.finalize(storage, self.died, key)
         if self.kind[i] != HOST:
             self.kind[i] = kind or self.kind[i]
 
-    def died(self, i: int, key: int) -> None:
-        self.ids.pop(key, None)
+    def died(self, key: int) -> None:
+        self.counts.died(key)
+        i = self.ids.pop(key, None)
+        if i is None:  # it had a number on the host before, and has died by that of the card
+            return
         self.events.append(~i)
         if self.kind[i] is None:  # what outlives its forward pass is an activation
             left = self.born[i] < len(self.phases) - 1
             kept = left and self.phases[self.born[i]] == "forward"
             self.kind[i] = "activations" if kept else "temporaries"
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """FSDP gives the memory of gathered weights back and takes it anew, in one storage."""
+        i = self.ids.get(storage._cdata)
+        if i is not None and self.size[i] != storage.nbytes():
+            self.events.append(~i)
+            self.kind[i] = self.kind[i] or "temporaries"
+            self.ids[storage._cdata] = self.add(storage.nbytes(), self.kind[i])
 
     def so_far(self) -> tuple[list[int | str], list[str]]:
         """The events until now, and the category of each storage."""
@@ -152,17 +182,14 @@ class Trace(TorchDispatchMode):
         return events, kinds
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(map(wraps, types)):
+            return NotImplemented
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # autograd asks more often than all else together
+        if self.refused:
+            raise self.refused
         if func is aten._local_scalar_dense.default:
-            self.work.wait(self)
-            if (value := compute(func, args, kwargs)) is not None:
-                return value
-            # Values that follow from weights are guessed. False keeps padding masks in place.
-            self.guessed |= self.phases[-1] != "optimizer step"
-            if args[0].dtype == torch.bool:
-                return False
-            return 1.0 if args[0].is_floating_point() else 1
+            return self.number(func, args, kwargs)
         whole = torch.is_inference_mode_enabled() and func.namespace == "aten"
         if whole and func._can_decompose():
             off = not (self.autocasts and self.autocasts[-1])  # a dispatch hides whether it is on
@@ -181,19 +208,49 @@ class Trace(TorchDispatchMode):
             out = func(*args, **(kwargs or {}))
         else:  # as many elements as its argument's values say
             out = tree_map_only(torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), true)
+        self.done(func, args, kwargs, out)
+        return out
+
+    def launched(
+        self, kernel: str, pointers: list, programs: int | None, value: int | None
+    ) -> None:
+        """A Triton kernel was launched: `pointers` are the tensors that it was given, `value` is
+        what its wrapper is told of its counts, where that is known."""
+        self.work.launch(kernel, sum(pointer.moved for pointer in pointers), programs, self)
+        self.counts.wrote(pointers, Count(kernel, value))
+
+    def number(self, func, args, kwargs):
+        """What the run is told of a tensor's value."""
+        if count := self.counts.of(args[0]):
+            if count.value is None:
+                raise NotSimulated.uses(READS_KERNEL.format(count.kernel))
+            self.work.note(EQUAL_SHARES, self)
+            return count.value
+        self.work.wait(self)
+        if (value := compute(func, args, kwargs)) is not None:
+            return value
+        # Values that follow from weights are guessed. False keeps padding masks in place.
+        self.guessed |= self.phases[-1] != "optimizer step"
+        if args[0].dtype == torch.bool:
+            return False
+        return 1.0 if args[0].is_floating_point() else 1
+
+    def done(self, func, args, kwargs, out) -> None:
+        """An operation was run: what it returned, and what it asked of the card."""
         self.zeros = id(out) if func in ZEROS else None
         leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         keep(func, args, kwargs, leaves)
         for tensor in leaves:
             self.see(tensor, HOST if self.on_host else None)
-        if self.cuda and not self.on_host:
-            self.work.see(func, args, kwargs, leaves, self)
-            self.inside(func, args)
-        if self.cuda and not self.on_host and func is aten.bernoulli_.float:
+        self.counts.follow(args, leaves)
+        if not self.cuda or self.on_host:
+            return
+        self.work.see(func, args, kwargs, leaves, self)
+        self.inside(func, args)
+        if func is aten.bernoulli_.float:
             # The CPU's dropout keeps a mask in the input's type, CUDA's fused kernel a bool mask
             # (aten/src/ATen/native/cuda/Dropout.cu).
             self.size[self.ids[out.untyped_storage()._cdata]] = out.numel()
-        return out
 
     def numbers(self, index) -> list:
         """A mask as an index: what kernels make of it (IndexingUtils.h: expandTensors)."""
@@ -207,7 +264,7 @@ class Trace(TorchDispatchMode):
         thread = in_backward()
         if func in PRODUCTS and thread not in self.threads:
             self.threads.add(thread)
-            self.add(workspace(self.card.capability), "temporaries")
+            self.add(workspace(self.card.capability, self.versions), "temporaries")
         sizes = scratch(func, args, self.card)
         numbers = [self.add(size, "temporaries") for size in sizes]
         self.events += [~i for i in numbers]
@@ -222,71 +279,22 @@ class Trace(TorchDispatchMode):
         return i
 
     def in_place(self, func, args):
-        """What the engine and formulas of gradients do in place with all but fake tensors."""
+        """What the engine and formulas of gradients do in place with all but fake tensors.
+
+        A hack: who calls a dispatch is read from Python's frames. The engine's own additions have
+        `torch.autograd.graph`, from which backward was started, right below this one; a backward
+        written in Python has its own. Where torch puts a frame of another module between, or moves
+        `backward`, nothing is done in place, and gradients that are added up are counted twice:
+        tests/test_real_runs.py holds it to what a real run needs. `_alone` says which gradients
+        nobody else holds, by torch's counts of references.
+        """
         caller = sys._getframe(2)
-        while caller.f_globals["__name__"] in ("torch._compile", "torch._dynamo.eval_frame"):
+        while caller.f_globals.get("__name__") in ("torch._compile", "torch._dynamo.eval_frame"):
             caller = caller.f_back  # around every dispatch to Python
-        if caller.f_globals["__name__"] != "torch.autograd.graph":
-            return None  # a backward written in Python
+        if caller.f_globals.get("__name__") != "torch.autograd.graph":
+            return None  # a backward written in Python, or by torch's compiler
         if func is aten.add.Tensor:  # two gradients of one tensor (autograd/input_buffer.cpp)
             old = args[0]
             alone = old.dtype == torch.result_type(*args) and _holders(old) == _alone()
             return aten.add_.Tensor if alone else None
         return INTO_ZEROS.get(func) if id(args[0]) == self.zeros else None
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Label parameters, gradients and optimizer states, and mark the phases of each step."""
-        known = weakref.WeakSet()
-
-        def enter(module, given):
-            if not in_backward():
-                self.begin(module, given)
-            if isinstance(module, torch.nn.RNNBase):
-                self.work.note(RECURRENT, self)
-            if module not in known:
-                known.update(module.modules())
-                for tensor in (*module.parameters(), *module.buffers()):
-                    self.see(tensor, "parameters")
-
-        def before(optimizer, *_):
-            if not in_backward():  # else an optimizer that works inside of backward
-                self.phase("optimizer step")
-            states(optimizer)  # made when it was, or loaded: new ones may take their place
-            unscaled = 0
-            for parameter in (p for g in optimizer.param_groups for p in g["params"]):
-                self.see(parameter, "parameters")
-                if parameter.grad is not None:
-                    self.see(parameter.grad, "gradients")
-                    unscaled += parameter.grad.nbytes
-            if self.fp16 and not in_backward():
-                self.work.unscale(unscaled, self)
-
-        def states(optimizer):
-            paged = getattr(optimizer, "is_paged", False)
-            # bitsandbytes pages states of 100,000 values and more (optim/optimizer.py).
-            least = 100_000 if hasattr(optimizer, "get_state_buffer") else 0
-            leaves = [leaf for state in optimizer.state.values() for leaf in tree_leaves(state)]
-            # GaLore and APOLLO keep their projections in objects of their own.
-            leaves += [inner for leaf in leaves for inner in getattr(leaf, "__dict__", {}).values()]
-            for tensor in leaves:
-                away = paged and isinstance(tensor, torch.Tensor) and tensor.numel() >= least
-                if away and self.cuda:
-                    self.work.note("The travel of the optimizer's pages is not timed.", self)
-                self.see(tensor, HOST if away and self.cuda else "optimizer states")
-
-        def after(optimizer, *_):
-            states(optimizer)
-            if not in_backward():
-                self.phase("between steps")
-
-        hooks = [
-            modules.register_module_forward_pre_hook(enter),
-            optimizers.register_optimizer_step_pre_hook(before),
-            optimizers.register_optimizer_step_post_hook(after),
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()

@@ -1,12 +1,26 @@
-"""Predict, measure and judge the GPU memory of training: the helpers that every lesson imports."""
+"""Predict, measure and judge the GPU memory of training: the helpers that every lesson imports.
 
-import atexit
-import gc
+Importing this package loads nothing and changes nothing. A name is fetched when it is first asked
+for, with the libraries that it needs; loading `show` gives matplotlib the style of the course.
+"""
+
+import importlib
 import importlib.metadata
-import warnings
 from contextlib import suppress
 
 from packaging.requirements import Requirement
+
+HOMES = {  # the public names of each module; `show` is one itself
+    "hardware": "describe device gib gpu supports",
+    "memory": "free measure",
+    "prediction": "Prediction predict",
+    "runs": "Run compare load record",
+    "show": "show",
+    "training": "train",
+    "workloads": "Workload language_modelling text_classification",
+}
+__all__ = sorted(name for names in HOMES.values() for name in names.split())
+MODULES = {*HOMES, "models", "own_data", "settings", "tiny", "trainers"}
 
 
 def refuse_other_versions() -> None:
@@ -23,28 +37,18 @@ def refuse_other_versions() -> None:
 with suppress(importlib.metadata.PackageNotFoundError):
     refuse_other_versions()  # before they are imported
 
-import torch
 
-import fake_cuda  # noqa: F401  (before all others: it quiets libraries that print when they load)
+def __getattr__(name: str):
+    """A public name or a module, loaded when it is first asked for."""
+    home = next((module for module, names in HOMES.items() if name in names.split()), None)
+    if home is None and name not in MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module("fake_cuda")  # first: it quiets libraries that print when they load
+    module = importlib.import_module(f"{__name__}.{home or name}")
+    value = module if name in MODULES else getattr(module, name)
+    globals()[name] = value
+    return value
 
-from . import fit, report, show
-from .hardware import describe, device, gib, gpu, supports
-from .memory import free, live_bytes, measure
-from .prediction import Prediction, predict
-from .runs import Run, compare, load, record
-from .training import train
-from .workloads import Workload, language_modelling, text_classification
 
-__all__ = (
-    "Prediction Run Workload compare describe device free gib gpu language_modelling load measure "
-    "predict record show supports text_classification train"
-).split()
-
-# PEFT asks for it by the old name, and a reader can do nothing about that.
-warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
-# What the imports made stays for good. Sweeping it again and again takes longer than the steps of
-# a short run; but what a reader made before importing helpers must still be seen and swept.
-if live_bytes() < 2**20 and not torch.cuda.is_initialized():
-    gc.collect()
-    gc.freeze()
-    atexit.register(gc.unfreeze)  # or Triton takes what stays frozen for a leak, and says so
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *MODULES})

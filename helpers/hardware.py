@@ -2,7 +2,6 @@
 
 import difflib
 import importlib.metadata
-import os
 import platform
 import re
 from contextlib import suppress
@@ -16,14 +15,12 @@ import pynvml
 import torch
 
 GIB = 2**30
-# On several cards the Trainer would copy the model to each (DataParallel), while memory is read on
-# one. CUDA looks at this variable when it starts; torchrun gives each process a card of its own.
-if "LOCAL_RANK" not in os.environ and not torch.cuda.is_initialized():
-    first_card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    os.environ["CUDA_VISIBLE_DEVICES"] = first_card
 # Lowest compute capability with hardware for each feature (CUDA C++ Programming Guide, "Compute
 # Capabilities"). A T4 (7.5) computes bf16 by emulation, which is slow: that is not support.
 FEATURES = dict(fp16=(7, 0), bf16=(8, 0), tf32=(8, 0), fp8=(8, 9), flash_attention=(8, 0))
+# The driver keeps some of a card's memory for itself, so a card tells a few percent less than its
+# data sheet; the sizes in which one card is sold (40 and 80 GiB, say) are far further apart.
+MEMORY_TOLERANCE = 0.05
 
 
 def gib(n: float | None) -> str:
@@ -89,7 +86,15 @@ def cards() -> dict[str, GPU]:
 
 
 def gpu(name: str) -> GPU:
-    """The facts of a card in `data/gpus.csv`, such as `gpu("T4")`; ValueError for another name."""
+    """The facts of a card in `data/gpus.csv`.
+
+    Raises:
+        ValueError: no card has this name; the message has the nearest one, or all of them.
+
+    Example:
+        >>> gib(gpu("T4").memory)
+        '15.00 GiB'
+    """
     known = cards()
     for card in known.values():
         if card.name.lower() == str(name).lower():
@@ -113,7 +118,7 @@ def this_gpu() -> GPU:
     for row in cards().values():
         name = set(re.split("[ -]", row.name.upper()))
         same = (row.capability, row.facts["sms"]) == (found, facts["sms"]) and name <= words
-        size = abs(row.memory / card.total_memory - 1) < 0.05  # the driver keeps some for itself
+        size = abs(row.memory / card.total_memory - 1) < MEMORY_TOLERANCE
         if same and size and ("PCIE" in name) == ("PCIE" in words):
             facts = row.facts
     return GPU(card.name, card.total_memory, found, None, facts)
@@ -125,10 +130,17 @@ def device() -> torch.device:
 
 
 def supports(feature: str, card: GPU | None = None) -> bool:
-    """Whether this machine, or `card`, has hardware for a feature: see `FEATURES`.
+    """Whether this machine has hardware for a feature.
 
     Of these a CPU counts as supporting bf16 alone: it trains in it, at whatever speed, while
     `fp16=True` would silently train in fp32.
+
+    Args:
+        feature: one of `FEATURES`, such as "bf16".
+        card: a card to ask of instead of this machine.
+
+    Raises:
+        ValueError: another feature.
     """
     if feature not in FEATURES:
         raise ValueError(suggest(feature, FEATURES, "feature"))
@@ -142,7 +154,7 @@ def supports(feature: str, card: GPU | None = None) -> bool:
 def versions() -> dict[str, str]:
     """Versions of Python and of the libraries that decide what a run needs."""
     found = {"python": platform.python_version()}
-    for name in ("accelerate", "bitsandbytes", "peft", "torch", "transformers"):
+    for name in ("accelerate", "bitsandbytes", "liger-kernel", "peft", "torch", "transformers"):
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found

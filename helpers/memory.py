@@ -1,11 +1,13 @@
 """Peak memory of a block of code, and starting clean for the next one."""
 
+import atexit
 import gc
 import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 
 import pynvml
 import torch
@@ -15,7 +17,6 @@ from fake_cuda import forget_libraries
 
 from .hardware import device, gib
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would announce each start and stop
 __all__ = ["Usage", "free", "gib", "live_bytes", "measure"]
 
 
@@ -56,6 +57,8 @@ def measure() -> Iterator[Usage]:
     On an accelerator this is its caching allocator's own high-water mark. On a CPU it is the sum
     of the events of torch's allocator, logged by `torch.profiler`, plus the tensors alive at the
     start: exact, but it keeps some thousand events a step, so measure a few steps, not an epoch.
+    It sees the thread that measures alone: what another one makes, such as weights that
+    transformers casts while it loads (unless HF_DEACTIVATE_ASYNC_LOAD=1), is not counted.
     What was alive before and is freed inside still counts, since the log begins with the block.
     """
     kind = device().type
@@ -68,6 +71,7 @@ def measure() -> Iterator[Usage]:
                 "time: `train` measures itself, see `run.peak_allocated`"
             )
         usage.start = live_bytes()
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would announce each start and stop
         cpu = torch.profiler.ProfilerActivity.CPU
         with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:
             yield usage
@@ -88,6 +92,20 @@ def measure() -> Iterator[Usage]:
     if kind == "cuda":
         with suppress(pynvml.NVMLError, RuntimeError):  # in some containers, on a slice
             usage.used = torch.cuda.device_memory_used()  # through NVML, as nvidia-smi
+
+
+@cache
+def spare_what_is_loaded() -> None:
+    """Keep garbage collection from sweeping what the libraries made, once for the whole process.
+
+    They made some hundred thousand objects that stay for good. Sweeping them again and again takes
+    longer than the steps of a short run. But what a reader made before must still be seen and
+    swept: where tensors are alive already, nothing is spared. `train` and `predict` call it.
+    """
+    if live_bytes() < 2**20 and not torch.cuda.is_initialized():
+        gc.collect()
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # or Triton takes what stays frozen for a leak, and says so
 
 
 def accelerator_bytes() -> int:

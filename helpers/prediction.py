@@ -7,17 +7,19 @@ The same `Trainer` runs on fake tensors, which have a shape and a type but no da
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from transformers.training_args import OptimizerNames
 
-from fake_cuda import Simulation, cost, simulate
+from fake_cuda import Card, Simulation, cost, simulate
 from fake_cuda.scripts import Script
 
 from . import hardware
-from .hardware import GPU, device, gib, supports, this_gpu
+from .hardware import GPU, device, gib, this_gpu
+from .memory import spare_what_is_loaded
 from .runs import compare
-from .workloads import Workload, check_settings, todays
+from .settings import arguments_for_two_steps, liger_note, todays
+from .workloads import Workload
 
 # Half a GiB stands in for a CUDA context that nobody measured: the low end of the 0.5 to 2 GiB in
 # Bekman, Machine Learning Engineering, "Anatomy of model's memory usage".
@@ -88,24 +90,6 @@ class Prediction(Simulation):
         return compare(self).T.to_html()
 
 
-REFUSED = {  # settings by how their names begin
-    "torch_compile": "compiled code plans its own memory",
-    "use_liger_kernel": "Triton kernels cannot run on fake tensors",
-    "deepspeed": "its kernels cannot run on fake tensors",
-    "fsdp": "one process is predicted, not several",
-}
-REFUSED_OPTIMIZERS = dict.fromkeys(("adamw_torch_8bit", "adamw_torch_4bit"), "it is compiled")
-REFUSED_OPTIMIZERS["grokadamw"] = "it keeps states on the host, out of sight"
-REFUSED_OPTIMIZERS["adalomo"] = "its library asks for a GPU"
-# What has no bearing on the peak of a step, or would read real data, is replaced.
-TWO_STEPS = dict(use_cpu=True, max_steps=2, save_strategy="no", eval_strategy="no")
-TWO_STEPS |= dict(load_best_model_at_end=False, eval_on_start=False, auto_find_batch_size=False)
-TWO_STEPS |= dict(lr_scheduler_type="constant", lr_scheduler_kwargs=None)
-# Nor may a prediction reach the hub, a tracker or the settings of the whole process.
-TWO_STEPS |= dict(report_to="none", push_to_hub=False, full_determinism=False, debug="")
-TWO_STEPS |= dict(tf32=None, log_level="passive")
-
-
 class _Samples(torch.utils.data.IterableDataset):
     def __init__(self, workload: Workload):
         self.workload = workload
@@ -113,6 +97,17 @@ class _Samples(torch.utils.data.IterableDataset):
     def __iter__(self):
         while True:
             yield self.workload.sample()
+
+
+class _Asked(NamedTuple):
+    """What is to be simulated: the function that runs it, and what is known of it beforehand."""
+
+    run: Callable
+    workload: str
+    note: str = ""
+    changes: tuple[str, ...] = ()
+    samples: int | None = None  # of a step
+    tokens: int | None = None
 
 
 def predict(
@@ -126,60 +121,101 @@ def predict(
 ) -> Prediction:
     """Predict memory and time of `train(workload, ...)` with the same keywords, without running it.
 
-    `gpu` is a card of `data/gpus.csv`, "cpu", or "here". Instead of a workload any function will do
-    that builds its model, takes two optimizer steps on the CPU and returns nothing, or a `Script`
-    of `fake_cuda.scripts`, which nobody changed. `host` is how many seconds the card's computer
-    needs for one operation; the notebook measure_your_card finds it with one small step. fp16 is
-    predicted as bf16 (the same bytes), tf32 as fp32. ValueError for an unknown or refused setting.
+    fp16 is predicted as bf16 (the same bytes), tf32 as fp32.
+
+    Args:
+        workload: a `Workload`; or any function that builds its model, takes two optimizer steps on
+            the CPU and returns nothing; or a `Script` of `fake_cuda.scripts`, which nobody changed.
+        name: what tables call it; the workload's title without one.
+        gpu: a card of `data/gpus.csv`, "cpu", or "here".
+        optimizer: a function (model, args) that returns an optimizer.
+        host: how many seconds the card's computer needs for one operation; the notebook
+            measure_your_card finds it with one small step.
+        settings: keywords of `TrainingArguments`.
+
+    Returns:
+        Peaks in bytes, what they are made of, whether they fit, and for a card the time of a step.
+
+    Raises:
+        ValueError: a setting is unknown, or what it turns on cannot be predicted.
+
+    Example:
+        >>> from helpers import language_modelling, predict
+        >>> small = language_modelling("tiny", length=16)
+        >>> found = predict(small, gpu="T4", per_device_train_batch_size=2)
+        >>> found.fits, found.device, found.samples
+        (True, 'T4', 2)
+        >>> 4 * small.parameters() == found.by_category["gradients"]
+        True
     """
+    spare_what_is_loaded()
     card = _card(gpu)
     if not (isinstance(host, float | int) and host >= 0):
         raise ValueError(f"host={host!r} is not a number of seconds, such as {cost.HOST_SECONDS}")
     settings, renamed = todays(settings)
     if isinstance(workload, Workload):
-        arguments, note = _fake_arguments(settings, optimizer, card)
-        asked = workload.with_model(_fp16_as_bf16) if settings.get("fp16") else workload
-        samples = settings.get("per_device_train_batch_size", 8)
-        samples *= settings.get("gradient_accumulation_steps", 1)
-        about = {"workload": workload.title, "changes": workload.changed}
-        about |= {"samples": samples, "tokens": samples * workload.length}
-
-        def run():
-            trainer = asked.trainer(optimizer, False, _Samples(workload), **arguments)
-            trainer.train()
-            if settings.get("eval_strategy", "no") != "no":  # its batch may be the larger one
-                batch = workload.collate([workload.sample()] * trainer.args.eval_batch_size)
-                loss_only = trainer.compute_metrics is None
-                trainer.prediction_step(trainer.model.eval(), batch, loss_only)
-            return trainer  # its tensors live on until the log is closed
-
+        asked = _training(workload, settings, optimizer, card)
+    elif settings or optimizer:
+        raise ValueError("a function of your own takes no settings: put them inside of it")
     else:
-        if settings or optimizer:
-            raise ValueError("a function of your own takes no settings: put them inside of it")
-        if isinstance(workload, Script):
-            if card is None:
-                raise ValueError("a script is predicted for a card: name one, such as gpu='T4'")
-            workload.card, workload.memory = card.name, card.memory
-            workload.context = CONTEXT if card.context is None else card.context
-        about, note = {"workload": getattr(workload, "__name__", "function")}, ""
-        run = workload
+        asked = _own_function(workload, card)
+    run = asked.run
     began = time.perf_counter()
-    tf32, times = bool(settings.get("tf32")), settings.get("gradient_accumulation_steps", 1)
-    known = card and cost.Card.of(card.name, card.capability, card.facts, tf32)
-    found = simulate(run, None, card=known, host=host, repeat=times / min(2, times))
-    notes = note, renamed, getattr(workload, "note", ""), found.time and found.time.note
+    tf32, times = settings.get("tf32"), settings.get("gradient_accumulation_steps", 1)
+    if tf32 is None:  # which compiling switches on (TrainingArguments.__post_init__)
+        tf32 = bool(settings.get("torch_compile")) and card is not None
+    known = card and Card.of(card.name, card.capability, card.facts, bool(tf32))
+    found = simulate(run, known, host=host, repeat=times / min(2, times))
+    notes = asked.note, renamed, getattr(workload, "note", ""), found.time and found.time.note
     notes += (not card and found.convolves and CONVOLUTIONS,)
     return Prediction(
-        name=name or about["workload"],
+        name=name or asked.workload,
+        workload=asked.workload,
         device=card.name if card else "cpu",
         settings=settings | ({"optimizer": optimizer} if optimizer else {}),
         context=card and card.context,
         capacity=card and card.memory,
         took=time.perf_counter() - began,
         note=" ".join(filter(None, notes)),
-        **about,
+        changes=asked.changes,
+        samples=asked.samples,
+        tokens=asked.tokens,
         **vars(found),
     )
+
+
+def _training(
+    workload: Workload, settings: dict, optimizer: Callable | None, card: GPU | None
+) -> _Asked:
+    """Two steps of the real `Trainer`, and an evaluation's batch where one is asked for."""
+    arguments, note = arguments_for_two_steps(settings, optimizer, card)
+    if settings.get("use_liger_kernel"):
+        note = " ".join(filter(None, (note, liger_note(workload.config.model_type))))
+    changed = workload.with_model(_fp16_as_bf16) if settings.get("fp16") else workload
+    samples = settings.get("per_device_train_batch_size", 8)
+    samples *= settings.get("gradient_accumulation_steps", 1)
+
+    def run():
+        trainer = changed.trainer(optimizer, False, _Samples(workload), (), **arguments)
+        trainer.train()
+        if settings.get("eval_strategy", "no") != "no":  # its batch may be the larger one
+            batch = workload.collate([workload.sample()] * trainer.args.eval_batch_size)
+            loss_only = trainer.compute_metrics is None
+            trainer.prediction_step(trainer.model.eval(), batch, loss_only)
+        return trainer  # its tensors live on until the log is closed
+
+    tokens = samples * workload.length
+    return _Asked(run, workload.title, note, workload.changed, samples, tokens)
+
+
+def _own_function(run: Callable, card: GPU | None) -> _Asked:
+    """A function or a script as it is; a script must know the card it asks about."""
+    if isinstance(run, Script):
+        if card is None:
+            raise ValueError("a script is predicted for a card: name one, such as gpu='T4'")
+        run.card, run.memory = card.name, card.memory
+        run.context = CONTEXT if card.context is None else card.context
+    return _Asked(run, getattr(run, "__name__", "function"))
 
 
 def _fp16_as_bf16(model: torch.nn.Module) -> torch.nn.Module:
@@ -193,21 +229,3 @@ def _card(name: str) -> GPU | None:
     if name == "here":
         return this_gpu() if device().type == "cuda" else None
     return None if name == "cpu" else hardware.gpu(name)
-
-
-def _fake_arguments(settings: dict, optimizer, card: GPU | None) -> tuple[dict, str]:
-    """The settings for the run on fake tensors, and a note where they stand for something else."""
-    check_settings(settings, optimizer, on_cpu=card is None)
-    for key, value in settings.items():
-        why = next((why for name, why in REFUSED.items() if value and key.startswith(name)), "")
-        if key == "optim" and OptimizerNames(value).value in REFUSED_OPTIMIZERS:
-            why = REFUSED_OPTIMIZERS[OptimizerNames(value).value]
-        if why:
-            raise ValueError(f"{key} cannot be predicted: {why}; measure it with train")
-    note = ""
-    if card is not None and settings.get("bf16") and not supports("bf16", card):
-        capability = "{}.{}".format(*card.capability)
-        note = f"bf16 is emulated on compute capability {capability}: slow, without fused attention"
-    # Two micro-batches reach the peak of any number: gradients stand while activations grow.
-    accumulation = min(2, settings.get("gradient_accumulation_steps", 1))
-    return settings | TWO_STEPS | {"gradient_accumulation_steps": accumulation}, note

@@ -10,13 +10,14 @@ import torch
 from IPython import get_ipython
 from IPython.display import display
 from tqdm import tqdm
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from .hardware import device, gib
-from .memory import accelerator_bytes, free, live_bytes, measure
+from .memory import accelerator_bytes, free, live_bytes, measure, spare_what_is_loaded
 from .prediction import predict
 from .runs import Run
-from .workloads import OFFLINE, Workload, check_settings, todays
+from .settings import check_settings, todays
+from .workloads import OFFLINE, Workload
 
 WARM_UP = 2  # steps that are not timed: the first ones set up kernels and optimizer states
 STEPS = 12
@@ -84,6 +85,27 @@ class _Stopwatch(TrainerCallback):
         self.steps = state.global_step - WARM_UP
         self.close()
 
+    def results(self, trainer: Trainer, foreign: int, length: int) -> dict:
+        """What a finished run took, in bytes and seconds.
+
+        Args:
+            trainer: that of the run.
+            foreign: bytes that others held before it.
+            length: tokens in a sample.
+        """
+        usage, size = self.usage, trainer.state.train_batch_size or trainer.args.train_batch_size
+        return {
+            "device": _device_name(),
+            "seconds": self.seconds,
+            "steps": self.steps,
+            "samples": self.batches * size,
+            "tokens": self.batches * size * length,
+            "peak_allocated": usage.peak_allocated and usage.peak_allocated - foreign,
+            "peak_reserved": usage.peak_reserved,
+            "used": usage.used,
+            "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        }
+
     def close(self) -> None:
         """Also after a step that failed: no profiler and no bar may stay behind."""
         self.measured.close()
@@ -129,13 +151,29 @@ def train(
 ) -> Run:
     """Train a new model with the real `Trainer` and measure time, memory and loss.
 
-    `settings` are keywords of `TrainingArguments`; without `max_steps` or `num_train_epochs` a run
-    is 2 warm-up steps and 10 timed ones. `optimizer` is a function (model, args) that returns an
-    optimizer. `after` is a function of the finished trainer; what it returns is `run.after`.
-    Nothing of the run stays in memory. Allocated bytes are the run's own, without what was held
-    before it; reserved and used bytes are the whole process's. OutOfMemoryError says what to
-    change; MemoryError comes before a run that a CPU has no room for.
+    Without `max_steps` or `num_train_epochs` a run is 2 warm-up steps and 10 timed ones. Nothing of
+    the run stays in memory. Allocated bytes are the run's own, without what was held before it;
+    reserved and used bytes are the whole process's.
+
+    Args:
+        workload: what is trained.
+        name: what tables call it; the workload's title without one.
+        optimizer: a function (model, args) that returns an optimizer.
+        after: a function of the finished trainer; what it returns is `run.after`.
+        settings: keywords of `TrainingArguments`.
+
+    Raises:
+        ValueError: a setting is unknown, or would do nothing here.
+        OutOfMemoryError: torch's, with what to change.
+        MemoryError: a CPU has no room for the run; it comes before.
+
+    Example:
+        >>> from helpers import language_modelling, train
+        >>> run = train(language_modelling("tiny", length=16), max_steps=3)
+        >>> run.steps, run.samples, run.peak_allocated > 0
+        (1, 8, True)
     """
+    spare_what_is_loaded()
     on_cpu = device().type == "cpu"
     settings, renamed = todays(settings)
     check_settings(settings, optimizer, on_cpu)
@@ -149,41 +187,21 @@ def train(
     try:
         trainer = workload.trainer(optimizer, **settings, **length)
         trainer.add_callback(watch)
-        if len(trainer.get_train_dataloader()) == 0:
-            raise ValueError(
-                f"a batch of {trainer.args.train_batch_size} is larger than the "
-                f"{len(trainer.train_dataset)} samples there are: make it smaller"
-            )
+        _refuse_too_few_samples(trainer)
         trainer.train()
-        usage = watch.usage
-        samples = watch.batches * (trainer.state.train_batch_size or trainer.args.train_batch_size)
         return Run(
             name=name or workload.title,
             workload=workload.title,
-            device=_device_name(),
             settings=settings | ({"optimizer": optimizer} if optimizer else {}),
-            seconds=watch.seconds,
-            steps=watch.steps,
-            samples=samples,
-            tokens=samples * workload.length,
-            peak_allocated=usage.peak_allocated and usage.peak_allocated - foreign,
-            peak_reserved=usage.peak_reserved,
-            used=usage.used,
-            losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
             after=after(trainer) if after else None,
             changes=workload.changed,
             note=" ".join(filter(None, (OFFLINE if OFFLINE in workload.note else "", renamed))),
+            **watch.results(trainer, foreign, workload.length),
         )
     except RuntimeError as error:
-        full = any(words in str(error) for words in FULL)
-        if not isinstance(error, torch.OutOfMemoryError) and not full:
+        if not _is_full(error):
             raise
-        size = settings.get("per_device_train_batch_size", 8)
-        message = (
-            f"out of memory on {_device_name()}: {workload.title} does not fit with "
-            f"per_device_train_batch_size={size}. Make it smaller and raise "
-            "gradient_accumulation_steps by the same factor, or set activation_checkpointing=True."
-        )
+        message = _does_not_fit(workload, settings)
     finally:
         watch.close()
         del trainer, watch
@@ -191,6 +209,27 @@ def train(
             torch.set_float32_matmul_precision("high" if tf32 else "highest")
         free()
     raise torch.OutOfMemoryError(message)
+
+
+def _refuse_too_few_samples(trainer: Trainer) -> None:
+    if len(trainer.get_train_dataloader()) == 0:
+        raise ValueError(
+            f"a batch of {trainer.args.train_batch_size} is larger than the "
+            f"{len(trainer.train_dataset)} samples there are: make it smaller"
+        )
+
+
+def _is_full(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in FULL)
+
+
+def _does_not_fit(workload: Workload, settings: dict) -> str:
+    size = settings.get("per_device_train_batch_size", 8)
+    return (
+        f"out of memory on {_device_name()}: {workload.title} does not fit with "
+        f"per_device_train_batch_size={size}. Make it smaller and raise "
+        "gradient_accumulation_steps by the same factor, or set activation_checkpointing=True."
+    )
 
 
 def _device_name() -> str:

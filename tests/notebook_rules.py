@@ -15,7 +15,8 @@ import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
 
-import address
+from tools.shared import address
+from tools.shared.folds import TITLE
 
 Rule = Callable[[NotebookNode, Path], list[str]]
 
@@ -37,6 +38,7 @@ VERDICTS = 10  # rows of the table of verdicts
 WORDS = range(900, 1_801)
 CODE_LINES = 25
 USUAL_LINES = 8  # half of the code cells have no more
+VISIBLE = 120  # lines of a lesson's code that are read without a click
 SIZE = 300_000  # bytes
 # A path that follows a letter or a slash is part of a web address.
 MACHINE_PATH = re.compile(
@@ -139,6 +141,11 @@ def links(source: str) -> list[str]:
 def is_check(cell: NotebookNode) -> bool:
     """The folded cell that checks the answer in the cell before it."""
     return bool(re.fullmatch(r"check-\d", cell.get("id") or ""))
+
+
+def is_closed(cell: NotebookNode) -> bool:
+    """Whether the source stays hidden until a click, in JupyterLab."""
+    return cell.metadata.get("jupyter", {}).get("source_hidden") is True
 
 
 def is_folded(cell: NotebookNode) -> bool:
@@ -367,14 +374,14 @@ def badge_opens_this_file(nb: NotebookNode, path: Path) -> list[str]:
     found = "\n".join(cell.source for cell in markdown(nb)).count("colab-badge.svg")
     if nb.cells and wanted in nb.cells[0].source and found == 1:
         return []
-    return ["the first cell has not exactly the badge of this file: run tools/address.py"]
+    return ["the first cell has not exactly the badge of this file: run make outputs"]
 
 
 def colab_cell_is_the_generated_one(nb: NotebookNode, path: Path) -> list[str]:
     wanted = address.colab_cell(root_of(path))
     problems = []
     if not code(nb) or code(nb)[0].source != wanted:
-        problems.append("the first code cell is not the Colab cell: run tools/address.py")
+        problems.append("the first code cell is not the Colab cell: run make outputs")
     for cell in code(nb)[1:]:
         if "google.colab" in cell.source or "git clone" in cell.source:
             problems.append(f"{where(nb, cell)} is a second Colab cell")
@@ -408,7 +415,7 @@ def heading_levels_never_skip(nb: NotebookNode, path: Path) -> list[str]:
 def code_cells_are_short(nb: NotebookNode, path: Path) -> list[str]:
     problems = []
     for cell in code(nb):
-        lines = len(cell.source.splitlines())
+        lines = sum(not line.startswith(TITLE) for line in cell.source.splitlines())
         if not cell.source.strip():
             problems.append(f"{where(nb, cell)} is an empty code cell")
         if lines > CODE_LINES:
@@ -528,16 +535,41 @@ def length_is_right(nb: NotebookNode, path: Path) -> list[str]:
 
 
 def code_is_light(nb: NotebookNode, path: Path) -> list[str]:
-    """The median of the code cells, in lines that are read; the first is the Colab cell."""
+    """The median of the code cells, in lines that are read: not the Colab cell, nothing folded."""
     lines = [
         sum(1 for line in cell.source.splitlines() if line.strip() not in ("", CHECK))
         for cell in code(nb)[1:]
-        if not re.match(r"(answer|check)-\d", cell.get("id") or "")
+        if not re.match(r"(answer|check)-\d", cell.get("id") or "") and not is_closed(cell)
     ]
     usual = statistics.median(lines or [0])
     if usual <= USUAL_LINES:
         return []
     return [f"half of the code cells have more than {USUAL_LINES} lines: the median is {usual:g}"]
+
+
+def shows_the_code_it_teaches(nb: NotebookNode, path: Path) -> list[str]:
+    """The lines that are read without a click; tables, plots and recorded rows are folded."""
+    lines = sum(
+        1
+        for cell in code(nb)
+        if not is_closed(cell)
+        for line in cell.source.splitlines()
+        if line.strip()
+    )
+    return [f"{lines} lines of code are visible, {VISIBLE} are the most"] * (lines > VISIBLE)
+
+
+def folds_say_what_they_show(nb: NotebookNode, path: Path) -> list[str]:
+    """A folded cell is folded on Colab too, and its first line is a title; tools/site.py folds it
+    on the site."""
+    problems, mend = [], "run python -m tools.shared.folds"
+    for cell in code(nb):
+        first = next((line for line in cell.source.splitlines() if line != CHECK), "")
+        if is_closed(cell) and not re.match(rf"{re.escape(TITLE)}\S+ \S", first):
+            problems.append(f"{where(nb, cell)} is folded and has no title of some words: {mend}")
+        if is_closed(cell) != (cell.metadata.get("cellView") == "form"):
+            problems.append(f"{where(nb, cell)} is not folded alike on Colab: {mend}")
+    return problems
 
 
 def guesses_are_folded(nb: NotebookNode, path: Path) -> list[str]:
@@ -602,7 +634,7 @@ def answers_come_first(nb: NotebookNode, path: Path) -> list[str]:
             problems.append(f"{where(nb, answer)} has no ... to replace")
         if check.get("id") != f"check-{n}":
             problems.append(f"check-{n} does not stand directly below answer-{n}")
-        elif check.metadata.get("jupyter", {}).get("source_hidden") is not True:
+        elif not is_closed(check):
             problems.append(f"{where(nb, check)} is a check and not folded")
     return problems
 
@@ -696,6 +728,7 @@ EVERYWHERE: tuple[Rule, ...] = (
     badge_opens_this_file,
     colab_cell_is_the_generated_one,
     metadata_is_standard,
+    folds_say_what_they_show,
     heading_levels_never_skip,
     code_cells_are_short,
     code_parses,
@@ -712,6 +745,7 @@ LESSONS: tuple[Rule, ...] = (
     last_cell_links_the_neighbours,
     length_is_right,
     code_is_light,
+    shows_the_code_it_teaches,
     guesses_are_folded,
     answers_to_guesses_are_folded,
     pictures_keep_the_answer,

@@ -8,7 +8,7 @@ import torch
 from accelerate.commands import estimate
 from transformers import AutoConfig, AutoModel
 
-import calculators
+from evidence import calculators
 from helpers.hardware import data_file
 
 

@@ -4,8 +4,8 @@ import csv
 
 import pytest
 
-import check_rows
-from gpu_kit import COLUMNS
+from tools import check_rows
+from tools.shared.rows import COLUMNS
 
 ROW = dict.fromkeys(COLUMNS, "") | {
     "section": "matrix",
@@ -45,12 +45,15 @@ def test_good_rows_are_taken_and_their_errors_shown(tmp_path, capsys):
 FAULTS = {
     "an unknown card": ({"card": "NVIDIA Imaginary 9000"}, "is not in data/gpus"),
     "a CPU": ({"card": "cpu"}, "rows of a CPU are not taken"),
-    "no version": ({"torch": ""}, "line 2: no torch"),
+    "no version": ({"torch": ""}, "row 2: torch is empty"),
     "an outcome of one's own": ({"outcome": "good"}, "none of the kit's"),
-    "a peak below nothing": ({"peak_allocated": "-5"}, "peak_allocated is -5"),
-    "a time in words": ({"seconds": "fast"}, "which is no number"),
-    "measured, without a peak": ({"peak_allocated": ""}, "without a peak"),
-    "no date": ({"date": "yesterday"}, "the date 'yesterday' is none"),
+    "a peak below nothing": (
+        {"peak_allocated": "-5"},
+        "peak_allocated is '-5', which is no positive number",
+    ),
+    "a time in words": ({"seconds": "fast"}, "which is no positive number"),
+    "measured, without a peak": ({"peak_allocated": ""}, "is empty, though measured"),
+    "no date": ({"date": "yesterday"}, "date is 'yesterday', which is no day"),
 }
 
 
@@ -59,16 +62,23 @@ def test_a_fault_is_told_with_its_line(case, tmp_path, capsys):
     change, told = FAULTS[case]
     assert check_rows.main([str(written(tmp_path / "card.csv", [ROW | change]))]) == 1
     text = capsys.readouterr().out
-    assert told in text and "line 2" in text
+    assert told in text and "row 2" in text
 
 
 def test_a_row_twice_a_row_cut_short_and_another_table(tmp_path, capsys):
-    path = written(tmp_path / "twice.csv", [ROW, ROW])
-    path.write_text(path.read_text() + "matrix,gpt2\n")
+    twice = written(tmp_path / "twice.csv", [ROW, ROW])
+    cut = written(tmp_path / "cut.csv", [ROW])
+    cut.write_text(cut.read_text() + "matrix,gpt2\n")
     other = written(tmp_path / "other.csv", [ROW], COLUMNS[:-1])
-    assert check_rows.main([str(path), str(other), str(tmp_path / "none.csv")]) == 1
+    paths = (twice, cut, other, tmp_path / "none.csv")
+    assert check_rows.main([str(path) for path in paths]) == 1
     text = capsys.readouterr().out
-    for told in ("line 3 repeats line 2", "line 4 has 2 cells", "send the file as it is", "read"):
+    for told in (
+        "row 3: section, run, torch",
+        "row 3 has 2 cells",
+        "send the file as it is",
+        "read",
+    ):
         assert told in text
 
 

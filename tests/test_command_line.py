@@ -1,4 +1,4 @@
-"""`python -m helpers predict`: JSON, text, and one sentence with exit status 2 for bad input."""
+"""`onegpu`: JSON, text, and one sentence with exit status 2 for bad input."""
 
 import io
 import json
@@ -6,13 +6,19 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
 from unittest.mock import Mock
 
 import pytest
 
-from helpers.__main__ import main, setting
+from planned import saved_decoder
+from planner.command import Progress, main, setting
+from planner.facts import Facts
+from planner.predictions import Predictions
 
 TINY = ["predict", "--size", "tiny", "--gpu", "T4"]
+TASK = "language_modelling"
 
 
 def command(capsys, *arguments):
@@ -132,7 +138,7 @@ def test_values_are_read_as_python_where_they_are():
         (["gradient_accumulation_steps=two"], "gradient_accumulation_steps"),
         (["learning_rate=fast"], ""),
         (["optim=adam"], "is not a known optimizer"),
-        (["torch_compile=True"], "torch_compile cannot be predicted"),
+        (["torch_compile_mode=max-autotune"], "torch_compile_mode cannot be predicted"),
         (["--gpu", "cpu", "fp16=True"], "fp16=True does nothing on a CPU"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
@@ -150,7 +156,7 @@ def test_no_command_is_an_error(capsys):
 
 
 def test_as_a_real_command():
-    bad = [sys.executable, "-m", "helpers", *TINY, "bf17=True"]
+    bad = [sys.executable, "-m", "planner", *TINY, "bf17=True"]
     done = subprocess.run(bad, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1 and "did you mean 'bf16'" in done.stderr
@@ -158,10 +164,82 @@ def test_as_a_real_command():
 
 def test_the_example_of_the_readme_is_what_the_command_prints(capsys, request):
     text = (request.config.rootpath / "README.md").read_text(encoding="utf-8")
-    called, shown = re.search(r"^\$ python -m helpers (.*)\n((?:.*\n)*?)```", text, re.M).groups()
+    called, shown = re.search(r"^\$ onegpu (.*)\n((?:.*\n)*?)```", text, re.M).groups()
     status, out, _ = command(capsys, *shlex.split(called))
     timed = re.compile(r"in \d+\.\d s")
     assert status == 0 and timed.sub("", out) == timed.sub("", shown)
+
+
+def test_fit(monkeypatch, capsys, tmp_path):
+    """The predictions are a formula's: bytes by the micro-batch, one second a step."""
+
+    def predict(predictions, plan, micro_batch, *, layers=(), length=0):
+        size = 2**30 * (12 * (not plan.kind.adapters) + micro_batch)
+        return Facts(size, size, {"parameters": size}, {"forward": size}, 1.0, 1.0, 1.0, "it")
+
+    monkeypatch.setattr(Predictions, "predict", predict)
+    asked = ["fit", "--model", saved_decoder(tmp_path), "--length", "32"]
+    status, out, err = command(capsys, *asked, "--gpu", "24GiB")
+    assert (status, err) == (0, "")
+    assert "LoRA" in out and "tokens/s" in out and "effective batch 8" in out
+    status, coded, _ = command(capsys, *asked, "--gpu", "24GiB", "--code")
+    assert status == 0 and coded.startswith(out.rstrip()) and "\ntrainer.train()\n" in coded
+    status, out, _ = command(capsys, *asked, "--gpu", "24GiB", "--json")
+    facts = json.loads(out)
+    assert status == 0 and facts["batch"] == 8 and {"torch"} <= set(facts["versions"])
+    row = facts["recipes"][0]
+    assert row["fits"] and "TrainingArguments(" in row["code"] and row["price"]
+    assert row["kind"] == row["name"] == "full" and row["facts"]["limited_by"] == "it"
+    status, out, _ = command(capsys, *asked, "--gpu", "1.5GiB")
+    assert status == 3 and "nearest miss" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "qwen3-1.7b"], "qwen3-0.6b, qwen3-14b, qwen3-30b-a3b, qwen3-32b, qwen3-4b"),
+        (["--model", "qwen3-1.7b"], "the model's hub id, such as Qwen/Qwen3"),
+        (["--model", "llama3.2-1b"], "did you mean 'llama-3.2-1b'"),
+        (["--model", "phi-2"], "where there are phi-4-14b"),
+        (["--model", "t5-small"], "the hub cannot be reached"),  # no relative of tinyllama
+        (["--model", "someone/some-model"], "the hub cannot be reached"),
+        (["--model", "vit-large-patch16-224", "--task", TASK], "is not a model for"),
+        (["--model", "gpt-oss-20b"], "is published in mxfp4"),
+        (["--model", "gpt2", "--gpu", "A101"], "did you mean 'A10'"),
+        (["--model", "gpt2", "--gpu", "24 apples"], "is not a known GPU"),
+        (["--model", "gpt2", "--gpu", "here"], "is not a known GPU"),
+        (["--model", "gpt2", "--gpu", "P100"], "no hardware for 16 bits"),
+        (["--model", "gpt2", "--length", "1025"], "reads 1024 tokens at most"),
+        (["--model", "gpt2", "--batch", "0"], "batch"),
+        (["--model", "gpt2", "bf16=True"], "is not an option of fit"),
+        ([], "--model"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_bad_input_of_fit_is_one_sentence(arguments, message, capsys):
+    assert main(["fit", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and message in err
+
+
+def test_progress_is_one_line_in_twenty_seconds_where_nobody_watches(capsys, monkeypatch):
+    clock = Mock(return_value=0.0)
+    monkeypatch.setattr("planner.command.time.monotonic", clock)
+    with Progress() as progress:
+        for clock.return_value in (5.0, 19.0, 21.0, 30.0, 42.0):
+            progress(f"at {clock.return_value:.0f}")
+    assert capsys.readouterr().err == "at 21\nat 42\n"
+
+
+def test_the_command_is_installed_under_its_name(request):
+    """And the old name says where it went."""
+    project = tomllib.loads((request.config.rootpath / "pyproject.toml").read_text())["project"]
+    value = project["scripts"]["onegpu"]
+    assert EntryPoint("onegpu", value, "console_scripts").load() is main
+    old = [sys.executable, "-m", "helpers", "predict"]
+    done = subprocess.run(old, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1 and "onegpu" in done.stderr
 
 
 def test_an_interruption_and_a_closed_pipe_are_silent(monkeypatch, capsys, tmp_path):
@@ -169,10 +247,10 @@ def test_an_interruption_and_a_closed_pipe_are_silent(monkeypatch, capsys, tmp_p
         flush = Mock(side_effect=BrokenPipeError)
         fileno = (tmp_path / "out").open("w").fileno
 
-    monkeypatch.setattr("helpers.report.judged", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("planner.report.judged", Mock(side_effect=KeyboardInterrupt))
     assert command(capsys, "report") == (130, "", "")
-    monkeypatch.setattr("helpers.report.judged", list)
-    monkeypatch.setattr("helpers.report.on_real_cards", str)
+    monkeypatch.setattr("planner.report.judged", list)
+    monkeypatch.setattr("planner.report.on_real_cards", str)
     monkeypatch.setattr(sys, "stdout", Closed())
     assert main(["report"]) == 141
     assert capsys.readouterr().err == ""

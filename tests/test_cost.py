@@ -14,10 +14,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-import record_speeds
-from fake_cuda import cost, simulate
-from fake_cuda.cost import Card
+from evidence import compare, record, schemas
+from evidence import steps as record_speeds
+from evidence.schemas import checking
+from fake_cuda import cost, kernels, simulate
+from fake_cuda.card import Card
 from fake_cuda.operations import Operation
+from fake_cuda.products import Attention, Product
 from helpers import gpu
 
 RATES = {"fp32": 19.5e12, "tf32": 156e12, "fp16": 312e12, "bf16": 312e12}
@@ -86,7 +89,7 @@ def test_a_vector_and_whole_rows_are_only_read():
     kernels = cost.Kernels(A100)
     assert kernels.product(512, 2816, 1, 2048, "bf16", True) == 0
     seconds = kernels.seconds(
-        Operation(1, 0, "forward", "product", ((1, 1, 64, 64, "bf16", True),), 10**9)
+        Operation(1, 0, "forward", "product", (Product(1, 1, 64, 64, "bf16", True),), 10**9)
     )
     assert seconds[0] == "matrix products" and seconds[1] > 1e9 / A100.bandwidth
 
@@ -200,7 +203,8 @@ def test_attention_by_hand():
     whole, half = (time_of(lambda causal=causal: attend(causal)) for causal in (False, True))
     forward = 4 * 2 * 8 * 512 * 512 * 64
     assert (whole.flops, half.flops) == (3.5 * forward, 1.75 * forward)
-    seconds = cost.Kernels(A100).attention(forward, "flash", False, "bf16")
+    flash = Attention(forward, "flash", False, "bf16")
+    seconds = cost.Kernels(A100).attention(flash)
     assert seconds == pytest.approx(forward / (0.6 * 312e12))
     # FlashAttention-2 keeps to Ampere's instructions: a card with a higher peak and as many clocks
     # is no faster than the H100 by which that was found.
@@ -208,10 +212,10 @@ def test_attention_by_hand():
     hopper = replace(A100, capability=(9, 0), rates=rates)
     richer = replace(hopper, rates=rates | {"bf16": 2000e12})
     for card in (hopper, richer):
-        slow = cost.Kernels(card).attention(forward, "flash", False, "bf16")
+        slow = cost.Kernels(card).attention(flash)
         assert slow == pytest.approx(forward / (0.35 * 989.4e12))
     poor = replace(hopper, rates=rates | {"bf16": 148e12})
-    slow = cost.Kernels(poor).attention(forward, "flash", False, "bf16")
+    slow = cost.Kernels(poor).attention(flash)
     assert slow == pytest.approx(forward / (0.6 * 148e12))
 
 
@@ -468,7 +472,9 @@ def test_a_mixture_computes_with_its_active_parameters():
 def test_experts_run_at_once_or_in_turn():
     def experts(capability, dtype):
         seen = simulated(mixture(MIXTURES["Mixtral"](), dtype=dtype), capability)
-        return [op for op in seen if op.kind == "product" and op.work[0][0] * op.work[0][1] > 8]
+        return [
+            op for op in seen if op.kind == "product" and op.work[0].batch * op.work[0].rows > 8
+        ]
 
     def simulated(run, capability):
         with mock.patch.object(cost, "step_time", wraps=cost.step_time) as timed:
@@ -479,10 +485,10 @@ def test_experts_run_at_once_or_in_turn():
     at_once, in_turn = (simulated(run, capability) for capability in ((9, 0), (8, 0)))
     exact = simulated(mixture(MIXTURES["Mixtral"]()), (9, 0))
     # Two layers have two grouped products each; backward has two for each of them.
-    shape = (8, 2 * 32 * 2 / 8, 192, 64, "bf16", True)
+    shape = Product(8, 2 * 32 * 2 / 8, 192, 64, "bf16", True)
     assert sum(op.work[:1] == (shape,) for op in at_once) == 2
     for operations, kind in ((in_turn, "bf16"), (exact, "fp32")):
-        assert sum(op.work[:1] == ((1, *shape[1:4], kind, True),) for op in operations) == 16
+        assert sum(op.work[:1] == (shape._replace(batch=1, type=kind),) for op in operations) == 16
         waits = [sum(op.kind == "wait" for op in ops) for ops in (operations, at_once)]
         assert waits[0] == waits[1] + 2 * (2 + 2)  # the products of a backward wait together
 
@@ -569,7 +575,7 @@ def recorded() -> pd.DataFrame:
 
 
 def test_rows_are_those_that_were_measured():
-    measured = record_speeds.checked(pd.read_csv(record_speeds.MEASURED), "speeds.csv")
+    measured = schemas.read("measurements/speeds", record_speeds.MEASURED)
     pd.testing.assert_frame_equal(recorded()[record_speeds.COLUMNS], measured, check_dtype=False)
     assert (measured["role"] == "judged").sum() >= 60
 
@@ -617,20 +623,19 @@ def test_one_step_tells_the_host_of_a_machine():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"role": "maybe"}, "the role is none of"),
-        ({"seconds": -1}, "not a positive number"),
-        ({"role": "excluded", "reason": None}, "needs a reason"),
-        ({"card": "T5"}, "not a known GPU"),
+        ({"role": "maybe"}, "which is none of judged"),
+        ({"seconds": "-1"}, "which is no positive number"),
+        ({"role": "excluded", "reason": ""}, "a row that does not judge needs a reason"),
+        ({"card": "T5"}, "which is no card of data/gpus.csv"),
     ],
 )
 def test_a_wrong_row_is_named(change, why):
-    rows = pd.read_csv(record_speeds.MEASURED)
+    rows = checking.text(record_speeds.MEASURED)
     row = rows.index[rows["role"] == "judged"][0]
-    with pytest.raises(ValueError, match=why):
-        record_speeds.checked(
-            rows.assign(**{k: rows[k].where(rows.index != row, v) for k, v in change.items()}),
-            "speeds.csv",
-        )
+    rows.loc[row, list(change)] = list(change.values())
+    told = schemas.problems("measurements/speeds", rows)
+    assert all(problem.startswith(f"speeds.csv, row {row + 2}: ") for problem in told)
+    assert any(why in problem for problem in told)
 
 
 def alone(row) -> float:
@@ -638,15 +643,15 @@ def alone(row) -> float:
     card, work, flops = gpu(row.card), (), 0.0
     kind = row.kernel if row.kernel in ("stream", "norms", "bus", "product") else "attention"
     if kind == "product":
-        work = ((row.batch, row.rows, row.columns, row.inner, row.type, True),)
+        work = (Product(row.batch, row.rows, row.columns, row.inner, row.type, True),)
     elif kind == "attention":
         back = row.kernel.endswith("backward")
         flops = 4 * row.batch * row.rows * row.columns * row.inner * (2.5 if back else 1)
         flops /= 2 if "causal" in row.kernel else 1
-        work = flops, row.kernel.split()[0], back, row.type
-    kernels = cost.Kernels(Card.of(card.name, card.capability, card.facts))
+        work = Attention(flops, row.kernel.split()[0], back, row.type)
+    timed = cost.Kernels(Card.of(card.name, card.capability, card.facts))
     moved = 0 if work else row.bytes
-    return kernels.seconds(Operation(1, 0, "forward", kind, work, moved))[1]
+    return timed.seconds(Operation(1, 0, "forward", kind, work, moved))[1]
 
 
 def test_kernels_that_others_timed_alone():
@@ -682,13 +687,13 @@ def test_each_constant_has_a_status_and_none_stands_outside_of_the_table():
     statuses = {cost.SOURCED, cost.CALIBRATED, cost.ASSUMED}
     assert {constant.status for constant in cost.CONSTANTS.values()} == statuses
     # Below the table: nothing, one, two, and the share by which a slower pace is tried.
-    tree = ast.parse(inspect.getsource(cost))
-    classes = [n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+    trees = [ast.parse(inspect.getsource(module)) for module in (cost, kernels)]
+    nodes = (n for tree in trees for n in tree.body)
+    classes = [n for n in nodes if isinstance(n, ast.ClassDef | ast.FunctionDef)]
     found = {n.value for c in classes for n in ast.walk(c) if isinstance(n, ast.Constant)}
     numbers = {n for n in found if isinstance(n, int | float) and not isinstance(n, bool)}
-    capabilities, units = {5, 6, 7, 8, 9, 10}, {1e9, 1e12}
-    digits, place_of_a_type = 3, 4
-    assert numbers - capabilities - units - {digits, place_of_a_type} <= {0, 1, 1.1, 2}
+    turing, digits, shape_of_a_product = 7, 3, 6
+    assert numbers - {turing, digits, shape_of_a_product} <= {0, 1, 1.1, 2}
 
 
 def test_efficient_attention_has_the_median_of_its_rows():
@@ -707,22 +712,24 @@ def test_constants_are_those_that_were_recorded():
     table = pd.read_csv(record_speeds.HALVED).set_index("constant").drop("as it is")
     recorded = {name: (row.value, row.status, row.source) for name, row in table.iterrows()}
     now = {name: tuple(constant) for name, constant in cost.CONSTANTS.items()}
-    assert recorded == now, "a constant changed: python tools/record_speeds.py"
+    assert recorded == now, "a constant changed: make evidence"
 
 
 def test_errors_of_a_table():
     table = pd.DataFrame(
         {"set": ["a"] * 3, "seconds": [1.0, 2.0, 2.01], "predicted": [1.1, 2.2, 2.0]}
     )
-    found = record_speeds.errors(table)
+    found = compare.errors(table)
     assert (found["rows"], found["pairs"], found["in order"]) == (3, 2, 1)
     assert found["median"] == pytest.approx(0.1) and found["ratios"] < 0.1
 
 
 def test_a_host_is_found_by_a_step_that_waits_for_it():
-    step = rows(*["stream"] * 1000), ["building the model", "forward"], A100, {}
+    phases = ["building the model", "forward"]
+    step = record.Step(rows(*["stream"] * 1000), phases, A100, {})
     assert record_speeds.host_of(step, 0.02) == pytest.approx(2e-5, rel=0.01)
-    assert record_speeds.roofline((rows("stream", moved=1555), step[1], A100, {})) == 1e-9
+    moving = record.Step(rows("stream", moved=1555), step.phases, A100, {})
+    assert record_speeds.roofline(moving) == 1e-9
 
 
 def test_halving_is_not_in_vain():

@@ -3,11 +3,13 @@
 data/cuda_logs/README.md says whose runs they are, and what they show.
 """
 
+import pickle
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.cuda._memory_viz import segsum
 
 from fake_cuda import Allocator, MiB
 from fake_cuda.logs import ALLOC, FREE, SEGMENT_ALLOC, SEGMENT_FREE, Log, Placed, read_log
@@ -125,6 +127,53 @@ def test_a_segment_that_cuda_gave_back_goes_back_when_it_did():
 def arrays(name: str = EMPTY_AT_FIRST[0]) -> dict[str, np.ndarray]:
     with np.load(FOLDER / f"{name}.npz") as found:
         return dict(found)
+
+
+def as_snapshot(name: str) -> dict:
+    """A log as `_dump_snapshot` has it, field names as in torch/cuda/memory.py."""
+    found, actions = arrays(name), {0: "alloc", 2: "free_completed"}
+    actions |= {3: "segment_alloc", 4: "segment_free"}
+    trace = []
+    columns = (found[key].tolist() for key in ("action", "addr", "size"))
+    for action, addr, size in zip(*columns, strict=True):
+        if action in actions:
+            entry = {"action": actions[action], "addr": addr, "size": size, "stream": 0}
+            if action == 2:
+                trace.append(entry | {"action": "free_requested"})
+            trace.append(entry | {"frames": []})
+    trace.append({"action": "oom", "device_free": 0, "size": 2, "stream": 0, "frames": []})
+    segments, ends = [], found["blocks"][:, 0]
+    for address, size, small in found["segments"].tolist():
+        rows = found["blocks"][(address <= ends) & (ends < address + size)]
+        names = "active_allocated", "inactive"
+        inside = [{"size": n, "state": names[not used]} for _, n, used in sorted(rows.tolist())]
+        kind = "small" if small else "large"
+        facts = {"address": address, "total_size": size, "segment_type": kind, "blocks": inside}
+        segments.append(facts | {"device": 1, "stream": 0})
+    return {"segments": segments, "device_traces": [[], trace]}
+
+
+@pytest.mark.parametrize("name", [EMPTY_AT_FIRST[0], LATE])
+def test_a_snapshot_of_ones_own_is_read_like_a_log(name, tmp_path):
+    whole = as_snapshot(name)
+    assert "segments" in segsum(whole)  # torch's own reader finds the fields that it wants
+    (tmp_path / "mine.pickle").write_bytes(pickle.dumps(whole))
+    found = read_log(tmp_path / "mine.pickle")
+    kept = [entry for entry in log(name).entries if entry[0] in (0, 2, 3, 4)]
+    assert (found.entries, found.areas, found.blocks) == (kept, log(name).areas, log(name).blocks)
+    assert found.replay().segments == found.segments
+
+
+def test_a_snapshot_that_grows_or_wants_code_is_refused(tmp_path):
+    path = tmp_path / "mine.pickle"
+    whole = as_snapshot(EMPTY_AT_FIRST[0])
+    whole["device_traces"][1][0] |= {"action": "segment_map"}
+    path.write_bytes(pickle.dumps(whole))
+    with pytest.raises(ValueError, match="without expandable_segments"):
+        read_log(path)
+    path.write_bytes(pickle.dumps({"device_traces": [[Path]]}))
+    with pytest.raises(ValueError, match="not a whole log"):
+        read_log(path)
 
 
 def test_entries_that_change_nothing_are_passed_over(tmp_path):

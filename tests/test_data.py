@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 from fnmatch import fnmatch
-from itertools import zip_longest
 from pathlib import Path
 
 import nbformat
@@ -16,22 +15,17 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
 )
 
-import gpu_kit
-import readme_picture
-import scoreboard
-import small_batches
+from evidence import picture, schemas, scoreboard, small_batches
+from evidence.schemas import checking, measured
+from tools.shared.jobs import SECTIONS
+from tools.shared.rows import COLUMNS
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "data"
-IDS = [
-    f"{guide}-{i}"
-    for guide, n in {"S0": 17, "S1": 73, "S2": 7, "S3": 54, "S4": 16}.items()
-    for i in range(1, n + 1)
-]
-VERDICTS = {"TRUE", "TRUE*", "FALSE", "OLD", "LIT", "CONTEXT"}
 LESSONS = [
     "00_start_here",
     "01_vanilla_trainer",
@@ -56,35 +50,8 @@ LESSONS = [
     "20_training_dynamics",
     "21_pytorch_details",
     "22_images_and_tokens",
+    "23_fine_tune_on_chats",
 ]
-# The columns of gpus.csv that hold numbers, and whether they may be empty.
-GPU_NUMBERS = {
-    "memory_mib": False,
-    "compute_capability": False,
-    "sms": True,
-    "bandwidth_gb_s": True,
-    "bandwidth_reached_gb_s": True,
-    "fp32_tflops": True,
-    "tf32_tflops": True,
-    "fp16_tflops": True,
-    "bf16_tflops": True,
-    "fp32_reached_tflops": True,
-    "tf32_reached_tflops": True,
-    "fp16_reached_tflops": True,
-    "bf16_reached_tflops": True,
-    "cuda_context_mib": True,
-}
-GUIDE_2022 = {
-    "vanilla",
-    "accumulation",
-    "accumulation + checkpointing",
-    "fp16",
-    "fp16 + accumulation + checkpointing",
-    "Adafactor",
-    "Adafactor + fp16 + accumulation + checkpointing",
-    "8-bit Adam",
-    "8-bit Adam + fp16 + accumulation + checkpointing",
-}
 # Published parameter counts: encoders with a head of two labels, the image model with its 1,000.
 PARAMETERS = {
     "bert-base-uncased": 109_483_778,
@@ -112,6 +79,8 @@ PARAMETERS = {
     "qwen3-4b": 4_022_468_096,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "qwen3-vl-4b": 4_437_815_808,
+    "qwen3-vl-8b": 8_767_123_696,
     "smollm3-3b": 3_075_098_624,
     "gemma-3-1b": 999_885_952,
     "mistral-nemo-12b": 12_247_782_400,
@@ -119,6 +88,7 @@ PARAMETERS = {
     "olmo-2-7b": 7_298_617_344,
     "phi-4-14b": 14_659_507_200,
     "gpt-oss-20b": 20_914_757_184,
+    "qwen3-30b-a3b": 30_532_122_624,
 }
 
 
@@ -135,66 +105,6 @@ def notebook_cells() -> dict[str, set[str]]:
     }
 
 
-def claim_problems(claims: pd.DataFrame, notebooks: dict[str, set[str]]) -> list[str]:
-    ids, found = list(claims.id), []
-    found += [f"{i}: missing" for i in IDS if i not in ids]
-    found += [f"{i}: {ids.count(i)} rows" for i in sorted(set(ids)) if ids.count(i) > 1]
-    if not found and ids != IDS:
-        found.append("ids out of order")
-    for row in claims.itertuples():
-        if row.guide != row.id.split("-")[0]:
-            found.append(f"{row.id}: guide {row.guide!r}")
-        if row.verdict not in VERDICTS:
-            found.append(f"{row.id}: verdict {row.verdict!r}")
-        if row.lesson not in LESSONS:
-            found.append(f"{row.id}: lesson {row.lesson!r}")
-        if not row.claim.strip() or not row.how.strip():
-            found.append(f"{row.id}: empty claim or how")
-        if row.lesson not in notebooks:
-            found += [f"{row.id}: cell of a lesson that does not exist"] if row.cell else []
-        elif not row.cell:
-            found.append(f"{row.id}: {row.lesson} is there, its cell is not named")
-        elif row.cell not in notebooks[row.lesson]:
-            found.append(f"{row.id}: no cell {row.cell!r} in {row.lesson}")
-    return found
-
-
-def gpu_problems(gpus: pd.DataFrame) -> list[str]:
-    found = [f"{name}: twice" for name in gpus.name[gpus.name.duplicated()]]
-    for row in gpus.to_dict("records"):
-        found += [f"{row['name']}: no {c}" for c in ("name", "source") if not row[c].strip()]
-        for column, may_be_empty in GPU_NUMBERS.items():
-            if not row[column]:
-                found += [] if may_be_empty else [f"{row['name']}: no {column}"]
-            elif not row[column].replace(".", "", 1).isdigit() or float(row[column]) <= 0:
-                found.append(f"{row['name']}: {column} {row[column]!r}")
-    return found
-
-
-def published_problems(rows: pd.DataFrame) -> list[str]:
-    found = []
-    for row in rows.itertuples():
-        if not (row.set and row.run and row.source):
-            found.append(f"row {row.Index}: set, run or source is empty")
-        if row.memory_unit not in (("MiB", "GB", "GiB") if row.memory else ("",)):
-            found.append(f"{row.set}, {row.run}: memory {row.memory!r} {row.memory_unit!r}")
-        if row.memory_kind not in ("", "allocated", "reserved", "used"):
-            found.append(f"{row.set}, {row.run}: memory kind {row.memory_kind!r}")
-    twice = rows[rows.duplicated(["set", "run"])]
-    found += [f"{row.set}, {row.run}: twice" for row in twice.itertuples()]
-    guide = rows[rows.set == "guide-2022"]
-    found += [f"guide-2022: {run}" for run in sorted(GUIDE_2022 ^ set(guide.run))]
-    for row in guide.itertuples():
-        seconds, rate = float(row.seconds), float(row.samples_per_second)
-        rounding = 0.005 + 512 * 0.005 / seconds**2  # both numbers are printed to two decimals
-        if abs(512 / seconds - rate) > rounding:
-            found.append(f"guide-2022, {row.run}: 512 / {seconds} s is not {rate} samples/s")
-        # More than the CUDA context and the model, less than the card.
-        if row.memory_unit != "MiB" or not 2631 < float(row.memory) < 16160:
-            found.append(f"guide-2022, {row.run}: {row.memory} {row.memory_unit}")
-    return found
-
-
 def undescribed(readme: str, sets: dict[str, set[str]], files: list[str]) -> list[str]:
     """Files without a row in the first table of data/README.md, sets without one of their own."""
     words = {}  # in code, by the file that a part of the page is about
@@ -207,48 +117,49 @@ def undescribed(readme: str, sets: dict[str, set[str]], files: list[str]) -> lis
     return found
 
 
-def scoreboard_problems(board: pd.DataFrame) -> list[str]:
-    tables = {"predicted": ("predictions.csv", ["set", "run", "variant"])}
-    tables["published"] = ("measurements/published.csv", ["set", "run"])
-    tables["timed"] = ("measurements/speeds.csv", ["set", "run"])
-    known = {
-        kind: set(read(name)[keys].agg(" / ".join, axis=1)) for kind, (name, keys) in tables.items()
-    }
-    known["published"] |= known.pop("timed")
-    known["own"] = {
-        f"{name} / {job.run}" for name, jobs in gpu_kit.SECTIONS.items() for job in jobs()
-    }
-    pairs = list(zip(board.question, board.method, strict=True))
-    methods = list(dict.fromkeys(board.method))
-    found = [] if pairs == [(q, m) for q in ("speed", "memory") for m in methods] else ["row order"]
-    for row in board.to_dict("records"):
-        name = f"{row['question']}, {row['method']}"
-        if row["claimed"] not in ("yes", "no", "maybe"):
-            found.append(f"{name}: claimed {row['claimed']!r}")
-        if not row["judged"] or not (row["predicted"] or row["predicted_with"]):
-            found.append(f"{name}: nothing judged or predicted")
-        for kind, names in known.items():
-            one, two = (row[f"{kind}_{end}"].split(" ; ") for end in ("with", "without"))
-            pairs_of_runs = [set(pair) for pair in zip_longest(one, two, fillvalue="")]
-            if pairs_of_runs != [{""}] and not all(
-                len(pair) == 2 and pair <= names for pair in pairs_of_runs
-            ):
-                found.append(f"{name}: no such pair of {kind} rows")
-        counted = ("peak_allocated", "peak_reserved")
-        counted = ("samples_per_second",) if row["question"] == "speed" else counted
-        if row["counted"] not in (counted if row["predicted_with"] else ("",)):
-            found.append(f"{name}: counted {row['counted']!r}")
-    return found
-
-
 def test_the_picture_of_the_readme_shows_todays_rows():
-    drawn = json.loads(Image.open(readme_picture.PICTURE).text["Description"])
-    assert drawn == readme_picture.numbers()
+    drawn = json.loads(Image.open(picture.PICTURE).text["Description"])
+    assert drawn == picture.numbers()
 
 
-def test_claims():
-    assert len(IDS) == 167 and len(LESSONS) == 23
-    assert claim_problems(read("claims.csv"), notebook_cells()) == []
+def runs_by_kind() -> dict[str, set[str]]:
+    """The names of the runs that the scoreboard may compare."""
+
+    def names(table: str, keys: list[str]) -> set[str]:
+        return set(read(table)[keys].agg(" / ".join, axis=1))
+
+    published = names("measurements/published.csv", ["set", "run"])
+    own = {f"{name} / {job.run}" for name, jobs in SECTIONS.items() for job in jobs()}
+    return {
+        "predicted": names("predictions.csv", ["set", "run", "variant"]),
+        "published": published | names("measurements/speeds.csv", ["set", "run"]),
+        "own": own,
+    }
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, dict]:
+    """What schemas of some tables are asked beside the table."""
+    return {"claims": {"cells": notebook_cells()}, "scoreboard": {"runs": runs_by_kind()}}
+
+
+@pytest.mark.parametrize("name", schemas.SCHEMAS)
+def test_a_table_is_as_its_schema_says(name, known):
+    assert schemas.problems(name, read(f"{name}.csv"), **known.get(name, {})) == []
+
+
+def test_each_table_has_a_schema():
+    """Rows of a card, which make gpu wrote, have one schema for all cards."""
+    found = {path.relative_to(DATA).with_suffix("").as_posix() for path in DATA.rglob("*.csv")}
+    cards = {name for name in found - schemas.SCHEMAS.keys() if "outcome" in read(f"{name}.csv")}
+    assert found - cards == schemas.SCHEMAS.keys()
+    for name in cards:
+        assert checking.problems(measured.on_a_card(COLUMNS), read(f"{name}.csv"), name) == []
+
+
+def test_every_claim_names_a_lesson():
+    claims = read("claims.csv")
+    assert len(claims) == 167 and len(LESSONS) == 24 and set(claims["lesson"]) <= set(LESSONS)
 
 
 SAID = {"TRUE": ("true",), "TRUE*": ("half true", "true"), "FALSE": ("false",)}
@@ -301,63 +212,67 @@ def put(row: int, column: str, value: str):
     return change
 
 
-@pytest.mark.parametrize(
-    ("defect", "notebooks", "message"),
-    [
-        (drop_last, {}, "S4-16: missing"),
-        (repeat_last, {}, "S4-16: 2 rows"),
-        (swap_two, {}, "ids out of order"),
-        (put(0, "verdict", "MAYBE"), {}, "S0-1: verdict 'MAYBE'"),
-        (put(0, "lesson", "16_together"), {}, "S0-1: lesson '16_together'"),
-        (put(0, "how", " "), {}, "S0-1: empty claim or how"),
-        (put(-1, "cell", "a"), {}, "S4-16: cell of a lesson that does not exist"),
-        (
-            put(-1, "cell", ""),
-            {"01_vanilla_trainer": {"a"}},
-            "S4-16: 01_vanilla_trainer is there, its cell is not named",
-        ),
-        (
-            put(-1, "cell", "b"),
-            {"01_vanilla_trainer": {"a"}},
-            "S4-16: no cell 'b' in 01_vanilla_trainer",
-        ),
-    ],
-)
-def test_a_planted_defect_in_the_claims_is_caught(defect, notebooks, message):
-    claims = read("claims.csv").assign(cell="")
-    assert message in claim_problems(defect(claims), notebooks)
-    assert message not in claim_problems(claims.assign(cell="a"), {n: {"a"} for n in LESSONS})
-
-
-def test_gpus():
-    assert gpu_problems(read("gpus.csv")) == []
+IDS = "claims.csv: the ids are not S0-1 to S4-16, each once and in order"
+NOT_NINE = "published.csv: the set guide-2022 is not the nine runs of the guides' table"
+ORDER = "scoreboard.csv: its rows are not every method for speed, then every one for memory"
+TWICE = " stand there twice, and tell rows apart"
+MEASURED_PEAK = "measurements/peaks"
 
 
 @pytest.mark.parametrize(
-    ("defect", "message"),
+    ("name", "defect", "message"),
     [
-        (repeat_last, "B200: twice"),
-        (put(-1, "source", ""), "B200: no source"),
-        (put(-1, "memory_mib", ""), "B200: no memory_mib"),
-        (put(-1, "sms", "many"), "B200: sms 'many'"),
-        (put(-1, "bf16_tflops", "0"), "B200: bf16_tflops '0'"),
+        ("claims", drop_last, IDS),
+        ("claims", repeat_last, f"claims.csv, row 169: id{TWICE}"),
+        ("claims", swap_two, IDS),
+        ("claims", put(0, "verdict", "MAYBE"), "row 2: verdict is 'MAYBE', which is none of TRUE"),
+        ("claims", put(0, "how", " "), "claims.csv, row 2: how is empty"),
+        ("claims", put(0, "guide", "S1"), "claims.csv, row 2: guide is 'S1', not id's"),
+        ("claims", put(0, "cell", "b"), "row 2: cell is 'b', which the lesson has not"),
+        ("gpus", repeat_last, f"gpus.csv, row 28: name{TWICE}"),
+        ("gpus", put(-1, "source", ""), "gpus.csv, row 27: source is empty"),
+        ("gpus", put(-1, "memory_mib", ""), "gpus.csv, row 27: memory_mib is empty"),
+        ("gpus", put(-1, "sms", "many"), "row 27: sms is 'many', which is no positive number"),
+        ("gpus", put(-1, "bf16_tflops", "0"), "bf16_tflops is '0', which is no positive number"),
+        ("measurements/published", lambda t: t.iloc[1:], NOT_NINE),
+        ("measurements/published", repeat_last, f"published.csv, row 136: set, run{TWICE}"),
+        ("measurements/published", put(0, "source", ""), "row 2: source is empty"),
+        ("measurements/published", put(0, "seconds", "58.82"), "seconds is '58.82', and 512"),
+        ("measurements/published", put(0, "memory", "149490"), "row 2: memory is '149490', which"),
+        ("measurements/published", put(0, "memory_unit", "MB"), "row 2: memory is '14949', which"),
+        ("measurements/published", put(0, "memory_unit", ""), "row 2: memory_unit is empty, and"),
+        (MEASURED_PEAK, lambda t: t.drop(columns="role"), "peaks.csv lacks the column role"),
+        (MEASURED_PEAK, lambda t: t.assign(note=""), "peaks.csv has a column note, of which"),
+        (MEASURED_PEAK, put(0, "card", "T5"), "card is 'T5', which is no card of data/gpus.csv"),
+        (MEASURED_PEAK, put(0, "role", "good"), "row 2: role is 'good', which is none of judged"),
+        (MEASURED_PEAK, put(0, "role", "excluded"), "row 2: reason is empty, and a row that does"),
+        (MEASURED_PEAK, put(0, "measured", "much"), "'much', which is no positive number"),
+        (MEASURED_PEAK, put(0, "measured", "-1"), "measured is '-1', which is no positive number"),
+        (MEASURED_PEAK, repeat_last, f"row 1314: set, run, quantity{TWICE}"),
+        ("real_cards", put(0, "predicted", ""), "row 2: predicted is empty, and only excluded"),
+        ("real_cards", put(0, "code_hash", "today"), "code_hash is 'today', which is no hash"),
+        ("fits", put(0, "fits", "False"), "remedy is empty, and a miss needs one"),
+        ("scoreboard", drop_last, ORDER),
+        ("scoreboard", swap_two, ORDER),
+        ("scoreboard", put(0, "claimed", ""), "scoreboard.csv, row 2: claimed is empty"),
+        ("scoreboard", put(0, "judged", ""), "scoreboard.csv, row 2: judged is empty"),
+        ("scoreboard", put(-1, "predicted_with", ""), "row 21: predicted is empty, and no run is"),
+        ("scoreboard", put(0, "published_with", "no / row"), "'no / row', no pair of runs"),
+        ("scoreboard", put(0, "own_without", ""), "row 2: own_with is "),
+        ("scoreboard", put(-1, "counted", "used"), "'used', which the question does not count"),
     ],
-)
-def test_a_planted_defect_in_the_gpus_is_caught(defect, message):
-    assert message in gpu_problems(defect(read("gpus.csv")))
+)  # fmt: skip
+def test_a_planted_defect_is_told_with_its_row_and_column(name, defect, message, known):
+    rows = read(f"{name}.csv")
+    found = schemas.problems(name, defect(rows), **known.get(name, {}))
+    assert any(message in problem for problem in found), found
+    assert all("\n" not in problem for problem in found)
 
 
 def test_formats_a_card_lacks_have_no_rate():
     gpus = pd.read_csv(DATA / "gpus.csv")
     old = gpus[gpus.compute_capability < 8]
     assert len(old) and old[["tf32_tflops", "bf16_tflops"]].isna().all(axis=None)
-
-
-def test_links():
-    links = read("links.csv")
-    assert not links.duplicated(["link", "card"]).any() and links.ne("").all(axis=None)
-    assert set(links.card) <= set(read("gpus.csv").name)
-    assert (links.both_ways_gb_s.astype(float) > 0).all()
 
 
 DESCRIBED = ("predictions.csv", "published.csv", "peaks.csv", "speeds.csv")
@@ -376,7 +291,8 @@ def test_every_file_and_every_set_is_described():
         pytest.skip("no clone of the repository")
     assert undescribed((DATA / "README.md").read_text(), sets_of_rows(), files) == []
     known = set().union(*sets_of_rows().values())
-    derived = "real_cards.csv blind_peaks.csv speeds.csv blind_speeds.csv calculators.csv".split()
+    derived = "real_cards.csv blind_peaks.csv blind_kernels.csv".split()
+    derived += "speeds.csv blind_speeds.csv calculators.csv".split()
     for name in derived:  # rows of those tables
         assert set(read(name)["set"]) <= known, name
     other = [file for file in files if file.endswith(".csv") and "set" in read(file)]
@@ -395,19 +311,11 @@ def test_every_file_and_every_set_is_described():
 )
 def test_a_set_or_file_that_is_not_described_is_caught(table, name):
     readme = (DATA / "README.md").read_text().replace(f"`{name}`", name)
-    readme = readme.replace("`recipe.txt`", "recipe.txt")
-    assert undescribed(readme, sets_of_rows(), ["gpus.csv", "recipe.txt"]) == [
-        "recipe.txt",
+    readme = readme.replace("`alt.csv`", "alt.csv")
+    assert undescribed(readme, sets_of_rows(), ["gpus.csv", "alt.csv"]) == [
+        "alt.csv",
         f"{table}: the set {name}",
     ]
-
-
-SOURCED = "peaks speeds published kernels out_of_memory methods".split()
-
-
-@pytest.mark.parametrize("name", SOURCED)
-def test_every_row_that_others_measured_names_its_source(name):
-    assert read(f"measurements/{name}.csv")["source"].str.strip().ne("").all()
 
 
 def test_the_runs_with_small_batches_are_whole():
@@ -419,31 +327,11 @@ def test_the_runs_with_small_batches_are_whole():
     assert sorted(found) == sorted(jobs) and rows.ne("").all(axis=None)
 
 
-def test_each_blind_peak_is_a_row_of_the_real_cards():
+@pytest.mark.parametrize("name", ["blind_peaks.csv", "blind_kernels.csv"])
+def test_each_blind_peak_is_a_row_of_the_real_cards(name):
     keys = ["set", "run", "quantity"]
-    blind, rows = read("blind_peaks.csv"), read("real_cards.csv")
-    assert not blind.duplicated(keys).any() and blind.ne("").all(axis=None)
+    blind, rows = read(name), read("real_cards.csv")
     assert len(blind.merge(rows, on=keys)) == len(blind)
-
-
-def test_published_measurements():
-    assert published_problems(read("measurements/published.csv")) == []
-
-
-@pytest.mark.parametrize(
-    ("defect", "message"),
-    [
-        (lambda t: t.iloc[1:], "guide-2022: vanilla"),
-        (repeat_last, "twice"),
-        (put(0, "source", ""), "row 0: set, run or source is empty"),
-        (put(0, "seconds", "58.82"), "guide-2022, vanilla: 512 / 58.82 s is not 8.86 samples/s"),
-        (put(0, "memory", "149490"), "guide-2022, vanilla: 149490 MiB"),
-        (put(0, "memory_unit", "MB"), "guide-2022, vanilla: memory '14949' 'MB'"),
-    ],
-)
-def test_a_planted_defect_in_the_measurements_is_caught(defect, message):
-    found = published_problems(defect(read("measurements/published.csv")))
-    assert any(message in problem for problem in found)
 
 
 def test_the_steps_of_lesson_16_are_among_its_combinations():
@@ -459,30 +347,9 @@ def test_the_steps_of_lesson_16_are_among_its_combinations():
         assert choices[combination] == pytest.approx(ladder[step], rel=1e-3), step
 
 
-def test_scoreboard():
-    assert scoreboard_problems(read("scoreboard.csv")) == []
-
-
-@pytest.mark.parametrize(
-    ("defect", "message"),
-    [
-        (drop_last, "row order"),
-        (swap_two, "row order"),
-        (put(0, "claimed", ""), "speed, batch size: claimed ''"),
-        (put(0, "judged", ""), "speed, batch size: nothing judged or predicted"),
-        (put(-1, "predicted_with", ""), "memory, PEFT: no such pair of predicted rows"),
-        (put(0, "published_with", "no / row"), "speed, batch size: no such pair of published rows"),
-        (put(0, "own_without", ""), "speed, batch size: no such pair of own rows"),
-        (put(-1, "counted", "used"), "memory, PEFT: counted 'used'"),
-    ],
-)
-def test_a_planted_defect_in_the_scoreboard_is_caught(defect, message):
-    assert message in scoreboard_problems(defect(read("scoreboard.csv")))
-
-
 def test_the_board_is_what_the_tool_makes_of_the_rows():
     made = scoreboard.board(DATA).fillna("")
-    assert made.equals(read("board.csv")), "run tools/scoreboard.py"
+    assert made.equals(read("board.csv")), "make evidence SETS=scoreboard"
 
 
 def test_every_configuration_has_a_published_count():
@@ -508,10 +375,14 @@ def test_configuration_gives_the_published_count(name):
     config = AutoConfig.from_pretrained(path)
     # A misspelt key would be kept without a word: every key must be one that the class knows.
     unknown = set(written) - set(type(config)().to_dict()) - set(config.attribute_map)
-    assert unknown <= {"_name_or_path", "num_labels", "quantization_config"}
+    # Qwen3-MoE reads a head_dim that its class does not declare; the count below rests on it.
+    undeclared = {"head_dim"} if written["model_type"] == "qwen3_moe" else set()
+    assert unknown - undeclared <= {"_name_or_path", "num_labels", "quantization_config"}
     head = written["architectures"][0]
     if head.endswith("ForImageClassification"):
         auto = AutoModelForImageClassification
+    elif head.endswith("ForConditionalGeneration"):
+        auto = AutoModelForImageTextToText
     elif head.endswith("ForMaskedLM"):
         auto = AutoModelForSequenceClassification
     else:

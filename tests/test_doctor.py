@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import doctor
+from tools import doctor
 
 
 def test_it_prints_machine_versions_and_checks(monkeypatch, capsys):

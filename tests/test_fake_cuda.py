@@ -1,6 +1,7 @@
 """The simulation by itself: a run without the course, and the rules of CUDA's allocator."""
 
 import copy
+import doctest
 import itertools
 import subprocess
 import sys
@@ -21,7 +22,19 @@ from torch.utils.data import DataLoader
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
 import fake_cuda
-from fake_cuda import Allocator, MiB, simulate
+from fake_cuda import (
+    Allocator,
+    Card,
+    MiB,
+    NotSimulated,
+    Versions,
+    refusals,
+    rules_of,
+    scratch,
+    simulate,
+    simulation,
+    trace,
+)
 from fake_cuda.values import known
 from helpers import predict
 
@@ -39,7 +52,7 @@ def loop():
 
 # --------------------------------------------------------------------------------------- by itself
 def test_it_knows_nothing_of_the_course():
-    for path in PACKAGE.glob("*.py"):
+    for path in (*PACKAGE.glob("*.py"), *PACKAGE.glob("choices/*.py")):
         assert "helpers" not in path.read_text(), path.name
     code = "import sys, fake_cuda; sys.exit('helpers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -420,15 +433,50 @@ def test_what_a_run_sets_for_the_process_is_put_back():
     assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
 
 
-def compiled(layer):
-    layer.compile()
-    return layer
+def test_a_refused_compilation_leaves_python_as_it_was():
+    """Frames that TorchDynamo evaluates hold their arguments longer, and with them tensors."""
+
+    def inner(x):
+        x = x.relu()
+        return x.relu()
+
+    def run():
+        inner(torch.ones(1000).relu())
+
+    before = simulate(run).log
+    for _ in range(2):
+        with pytest.raises(NotSimulated, match="uses torch.compile's CUDA graphs"):
+            simulate(lambda: torch.compile(inner, mode="reduce-overhead")(torch.ones(2, 4)))
+        assert simulate(run).log == before
+    assert torch.equal(torch.compile(inner, backend="eager")(torch.ones(2)), torch.ones(2))
 
 
-@pytest.mark.parametrize("change", [torch.compile, compiled])
-def test_compiled_code_is_refused(change):
-    with pytest.raises(ValueError, match="uses torch.compile"):
-        simulate(lambda: change(torch.nn.Linear(4, 4))(torch.ones(2, 4)))
+def test_a_compilation_of_the_user_that_failed_moves_no_prediction():
+    """TorchDynamo then stays where frames are evaluated; a process of its own is left with that."""
+    code = """
+import torch
+from fake_cuda import simulate
+
+def inner(x):
+    x = x.relu()
+    return x.relu()
+
+def run():
+    inner(torch.ones(1000).relu())
+
+def broken(graph, inputs):
+    raise TypeError("no backend")
+
+before = simulate(run).log
+try:
+    torch.compile(inner, backend=broken)(torch.ones(2))
+except Exception as error:
+    print(type(error).__name__)
+print(simulate(run).log == before)
+print(torch.equal(torch.compile(inner, backend="eager")(torch.ones(2)), torch.ones(2)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["BackendCompilerFailed", "True", "True"]
 
 
 def test_flex_attention_is_refused():
@@ -633,3 +681,128 @@ def test_an_emptied_cache_gives_back_whole_segments_only():
     assert (allocator.reserved, allocator.peak) == (20 * MiB, 52 * MiB)
     allocator.malloc(5, 30 * MiB)
     assert allocator.reserved == 50 * MiB
+
+
+# ---------------------------------------------------------------------------------------- versions
+def test_versions_are_a_value_of_the_simulation():
+    plain = simulate(loop, (12, 0), versions=Versions(torch="2.11.0")).peak_allocated
+    assert simulate(loop, (12, 0), versions=Versions(torch="2.12.1")).peak_allocated > plain
+    with rules_of(torch="2.11.0"):
+        assert simulate(loop, (12, 0)).peak_allocated == plain
+        assert simulate(loop, (12, 0), versions=Versions(torch="2.12.1")).peak_allocated > plain
+    assert simulate(loop, (12, 0)).log == simulate(loop, (12, 0), versions=Versions()).log
+    before = [size for _, size in simulate(loop, (8, 0), versions=Versions("1.10.2")).log]
+    assert 8519680 in [size for _, size in simulate(loop, (8, 0)).log] and 8519680 not in before
+
+
+def test_what_versions_decide():
+    assert not Versions("2.4.0").cudnn_first and Versions("2.11.0+cu130").cudnn_first
+    assert Versions("2.11.0", cudnn=91002).cudnn_first is False
+    assert [Versions(v).wide_cudnn for v in ("2.14.1", "2.15.0.dev1")] == [False, True]
+    assert [Versions(v).efficient_reads_groups for v in ("2.9.1", "2.14.0")] == [False, True]
+    assert Versions().torch == torch.__version__
+    with pytest.raises(ValueError, match="torch='new' is no version of torch, such as 2.4.0"):
+        Versions("new")
+
+
+def test_a_card_is_one_value():
+    assert simulate(loop, Card.like((8, 0))).log == simulate(loop, (8, 0)).log == simulate(loop).log
+    facts = {"sms": 108, "bandwidth_gb_s": 1555, "fp32_tflops": 19.5}
+    timed = simulate(loop, Card.of("A100", (8, 0), facts))
+    assert timed.step_seconds and timed.shares and timed.limited_by == "host"
+    bytes_only = simulate(loop, (8, 0))
+    assert bytes_only.step_seconds is bytes_only.shares is bytes_only.limited_by is None
+
+
+# ---------------------------------------------------------------------------------------- refusals
+def no_driver():
+    """What a build for CUDA says where there is no driver; a build for the CPU never asks."""
+    raise RuntimeError("Found no NVIDIA driver on your system. Please check that you have one")
+
+
+def flex():
+    q = torch.ones(1, 1, 8, 8, requires_grad=True)
+    flex_attention(q, q, q).sum().backward()
+
+
+LAYER = torch.nn.Linear(2, 2)
+WITHOUT_CUDA = not torch.backends.cuda.is_built()
+PROVOKED = {
+    "convert all Tensors to FakeTensors": lambda: LAYER(torch.ones(1, 2)),
+    "linked with support for cuda": lambda: torch.ones(2).cuda(),
+    "Torch not compiled with CUDA": torch.cuda.init,
+    "Found no NVIDIA driver": no_driver,
+    "FlexAttention does not": flex,
+}
+
+
+@pytest.mark.parametrize("words", PROVOKED)
+def test_what_only_torch_can_say_is_understood(words):
+    if words in ("linked with support for cuda", "Torch not compiled with CUDA"):
+        if not WITHOUT_CUDA:
+            pytest.skip("a build for CUDA says it in other words")
+    with pytest.raises(NotSimulated, match="^the run uses ") as caught:
+        simulate(PROVOKED[words])
+    assert words in str(caught.value.__cause__)
+    assert str(caught.value) == f"the run uses {refusals.MESSAGES[words]}"
+
+
+def test_each_message_of_torchs_is_provoked():
+    assert set(PROVOKED) == set(refusals.MESSAGES)
+
+
+def test_an_error_of_the_runs_own_is_not_ours():
+    for error in (ValueError("of the run"), RuntimeError("of the run")):
+
+        def run(error=error):
+            raise error
+
+        with pytest.raises(type(error), match="^of the run$") as caught:
+            simulate(run)
+        assert not isinstance(caught.value, NotSimulated)
+
+
+def test_what_we_refuse_is_told_by_its_type():
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9))
+    with pytest.raises(NotSimulated) as caught:
+        simulate(model.generate)
+    assert str(caught.value) != str(caught.value.__cause__)
+
+
+# ---------------------------------------------------------------------------- what kernels allocate
+# Shape, the dimensions summed over, and by hand from setReduceConfig of Reduce.cuh: the blocks that
+# share an output, the threads of one across outputs, the values that each loads, the grid.
+A100, T4 = Card.like((8, 0)), Card.like((7, 5), 40)
+SUMS = [
+    (A100, (4096, 64), [0], (32, 16, 4, 1)),  # 16 values a thread, and no more blocks than that
+    (A100, (4096, 1024), [0], (64, 32, 4, 8)),
+    (A100, (8192, 1024), [0], (128, 32, 4, 8)),
+    (A100, (2, 4096, 1024), [0, 1], (128, 32, 4, 8)),
+    (A100, (8192, 4096), [0], (54, 32, 4, 32)),  # as many blocks as the card holds
+    (A100, (4096, 1023), [0], (14, 32, 1, 32)),  # loads of single values
+    (A100, (65536, 10), [0], (64, 4, 2, 2)),
+    (T4, (4096, 1024), [0], (40, 32, 4, 8)),  # half as many threads on a multiprocessor
+    (A100, (512, 1024), [0], None),  # too few to be shared among blocks
+    (A100, (4096, 1024), [1], None),  # the dimension that lies close
+    (A100, (0, 1024), [0], None),
+]
+
+
+@pytest.mark.parametrize(("card", "shape", "dims", "blocks"), SUMS)
+def test_partial_sums(card, shape, dims, blocks):
+    x, expected = torch.empty(shape, device="meta"), []
+    if blocks:
+        ctas_per_output, block_width, output_vec_size, grid = blocks
+        expected = [4 * shape[-1] * ctas_per_output * block_width * output_vec_size, 4 * grid]
+    assert scratch.scratch(torch.ops.aten.sum.dim_IntList, (x, dims), card) == expected
+
+
+def test_gradients_that_are_added_up_unseen_are_an_error(monkeypatch):
+    monkeypatch.setattr(trace.aten, "add", torch.ops.aten.sub)
+    with pytest.raises(RuntimeError, match="adds gradients in a way that is not seen here"):
+        trace._alone.__wrapped__()
+
+
+def test_the_example_of_simulate_runs():
+    found = doctest.testmod(simulation, extraglobs={"simulate": simulate, "torch": torch})
+    assert found.attempted >= 3 and not found.failed

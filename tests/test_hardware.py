@@ -1,7 +1,5 @@
 """This machine and the cards of `data/gpus.csv`; cards that are not here are mocked."""
 
-import os
-import runpy
 import shutil
 import types
 
@@ -158,17 +156,6 @@ def test_describe_a_card(monkeypatch):
     monkeypatch.setattr(hardware.pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(hardware.pynvml, "nvmlDeviceGetCount", lambda: 2)
     assert ", the first of 2 cards, compute" in str(describe())
-
-
-@pytest.mark.parametrize(
-    "before, after",
-    [({}, "0"), ({"CUDA_VISIBLE_DEVICES": "3,4"}, "3"), ({"CUDA_VISIBLE_DEVICES": ""}, "")],
-)
-def test_one_card_is_visible_before_cuda_starts(before, after, monkeypatch):
-    for ranks, expected in (({}, after), ({"LOCAL_RANK": "1"}, before.get("CUDA_VISIBLE_DEVICES"))):
-        monkeypatch.setattr(os, "environ", before | ranks)
-        runpy.run_path(hardware.__file__)
-        assert os.environ.get("CUDA_VISIBLE_DEVICES") == expected
 
 
 # --------------------------------------------------------------------------------- finding the data

@@ -1,9 +1,10 @@
 """What JupyterLab saves when `make lab` started it."""
 
 import copy
+import os
 from pathlib import Path
 
-import lab
+from tools import lab
 
 VIEW = {lab.WIDGET: {"model_id": "1"}}
 PICTURE = {"output_type": "display_data", "data": {"image/png": "x", "text/plain": "<Figure>"}}
@@ -53,14 +54,17 @@ def test_every_way_to_start_jupyterlab_names_the_settings():
         assert text.count("-m jupyterlab") == text.count("-m jupyterlab --config tools/lab.py") == 1
 
 
-def test_jupyterlab_opens_the_first_lesson_and_asks_nothing():
+def test_jupyterlab_opens_the_first_lesson_and_asks_nothing(monkeypatch):
     """The file as JupyterLab reads it, and names that this JupyterLab still knows."""
     from jupyterlab.labapp import LabApp
     from traitlets.config import PyFileConfigLoader
 
     path = Path(lab.__file__)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # to be put back
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     read = PyFileConfigLoader(path.name, path=str(path.parent)).load_config()
     assert (path.parents[1] / read.LabApp.default_url.removeprefix("/lab/tree/")).is_file()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
     assert read.LabApp.news_url is None and read.ContentsManager.pre_save_hook
     assert {"default_url", "news_url"} <= set(LabApp.class_trait_names())
 

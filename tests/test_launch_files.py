@@ -1,6 +1,6 @@
-"""The files that readers copy from data/launch do what they promise, at tiny size on two processes.
+"""The files that readers copy from examples/launch do what they promise, at tiny size.
 
-There is no card here, where Accelerate makes DDP of everything. So the training script tells it
+Two processes and no card, where Accelerate makes DDP of everything. So the training script tells it
 that there are two, joined by gloo: what is prepared, cut, saved is then the method's own.
 """
 
@@ -23,7 +23,7 @@ from accelerate.commands.launch import launch_command_parser
 from transformers import LlamaForCausalLM
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = ROOT / "data" / "launch"
+FILES = ROOT / "examples" / "launch"
 LESSON = ROOT / "notebooks" / "18_more_than_one_gpu.ipynb"
 DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 sys.path.append(str(FILES))

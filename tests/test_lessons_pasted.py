@@ -166,7 +166,7 @@ def test_muon_is_one_optimizer_for_trainer(tmp_path):
 
 
 def test_the_recorded_muon_is_the_lessons():
-    from recorded import lesson_07
+    from evidence.lessons import lesson_07
 
     lesson, updates = cells_of("07", "MuonAdamW")["MuonAdamW"], []
     for kind in (lesson, lesson_07.MuonAdamW):

@@ -1,5 +1,7 @@
 """`measure` against tensors of known sizes, on a CPU and on a mocked accelerator."""
 
+import importlib
+import os
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import helpers
 from helpers import free, gib, measure, memory
 
 MiB = 2**20
@@ -205,8 +208,63 @@ def test_imports_are_swept_once_and_what_stood_before_them_stays_seen(made_first
 import gc, torch
 mine = torch.ones(2**20) if {made_first} else None
 import helpers
+helpers.predict
+print(gc.get_freeze_count() > 0)
+helpers.memory.spare_what_is_loaded()
 new = torch.ones(2**18)
 print(gc.get_freeze_count() > 0, helpers.memory.live_bytes() >= 2**22 * {made_first} + 2**20)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(not made_first), "True"]
+    assert done.stdout.split() == ["False", str(not made_first), "True"]
+
+
+@pytest.mark.parametrize("call", ["train", "predict"])
+def test_a_run_sweeps_the_libraries_no_more(call, monkeypatch):
+    called = []
+    module = importlib.import_module(
+        "helpers.training" if call == "train" else "helpers.prediction"
+    )
+    monkeypatch.setattr(module, "spare_what_is_loaded", lambda: called.append(call))
+    with pytest.raises(ValueError, match="no_such"):
+        getattr(helpers, call)(helpers.language_modelling("tiny", length=8), no_such=1)
+    assert called == [call]
+
+
+def test_importing_helpers_loads_nothing_and_changes_nothing():
+    code = """
+import gc, os, sys, warnings
+import matplotlib
+style = lambda: [matplotlib.rcParams[k] for k in ("figure.figsize", "axes.prop_cycle")]
+usual, filters, before = style(), list(warnings.filters), dict(os.environ)
+import helpers
+print(len({"torch", "transformers", "pandas", "matplotlib.pyplot"} & set(sys.modules)))
+print(list(warnings.filters) == filters, dict(os.environ) == before)
+names = [name for name in helpers.__all__ if name != "show"]
+print(all(getattr(helpers, name) for name in names), "show" in dir(helpers))
+changed = {"CUDA_VISIBLE_DEVICES", "KINETO_LOG_LEVEL"} & set(os.environ)
+ours = [f for f in warnings.filters if f[1] and "gradient_checkpointing" in f[1].pattern]
+print(changed == set(), ours == [], style() == usual, gc.get_freeze_count())
+helpers.show
+print(style() == usual)
+"""
+    clean = {
+        k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES", "KINETO_LOG_LEVEL")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=clean
+    )
+    assert done.stdout.splitlines() == ["0", "True True", "True True", "True True True 0", "False"]
+
+
+def test_the_profiler_is_silent_from_the_first_measurement_on():
+    code = """
+import torch, helpers
+with helpers.measure() as usage:
+    kept = torch.ones(1000)
+print(usage.peak_allocated)
+"""
+    clean = {k: v for k, v in os.environ.items() if k != "KINETO_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=clean
+    )
+    assert int(done.stdout) >= 4000 and done.stderr == ""

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import minutes
 import notebook_rules as rules
+from tools import minutes
 
 LESSONS = sorted((minutes.ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 

@@ -14,8 +14,8 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from nbval.plugin import get_sanitize_patterns
 
-import address
 import notebook_rules as rules
+from tools.shared import address, folds
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = [
@@ -63,7 +63,7 @@ def test_readme_lists_every_lesson_and_links_only_what_exists() -> None:
     assert lessons <= links, f"README.md does not link {sorted(lessons - links)}"
     broken = sorted(t for t in links if not (ROOT / t.split("#")[0]).exists())
     assert not broken, f"README.md links {broken}, which do not exist"
-    assert text == address.rewrite_readme(text), "README.md is out of date: run tools/address.py"
+    assert text == address.rewrite_readme(text), "README.md is out of date: run make outputs"
 
 
 def ruff(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -101,9 +101,10 @@ TITLES = ("Start here", "Batch size", "Precision")
 PYPROJECT = '[project.urls]\nRepository = "https://github.com/someone/a-course"\n[project]\n'
 WORDS = "Every word of this sentence counts towards the length of a lesson. " * 4
 FOLDED = {"collapsed": True, "jupyter": {"outputs_hidden": True}}
-HIDDEN = {"jupyter": {"source_hidden": True}}
+HIDDEN = {"cellView": "form", "jupyter": {"source_hidden": True}}
 VERDICTS = "| what the guide says | verdict | guide |\n|---|---|---|\n"
 DRAW = 'draw()\nshow.figure(fig, show.words("01.cell-9"))'
+CHECKING = "# @title Check of it\nprint(check(answer))"
 CHECKED_CELL, FIGURE_CELL = 8, 9  # places in the good lesson, used by the defects
 
 
@@ -169,7 +170,7 @@ def good_lesson(number: int, root: Path) -> NotebookNode:
     for n in (1, 2):
         cells.append(md(f"### Exercise {number}.{n}: try it"))
         cells.append(new_code_cell("answer = ...", id=f"answer-{n}"))
-        cells.append(new_code_cell("print(check(answer))", id=f"check-{n}", metadata=HIDDEN))
+        cells.append(new_code_cell(CHECKING, id=f"check-{n}", metadata=HIDDEN))
     cells += [md(WORDS) for _ in range(18)]
     cells += [md("## In this lesson"), md("## References\n\n[a page](https://example.org)")]
     return finish([*cells, md(" · ".join(links))])
@@ -388,6 +389,19 @@ defect(
     lambda nb, path: [c.update(source="x = 1\n\n" * 9) for c in r.code(nb)],
 )
 defect(r.length_is_right, "words", lambda nb, path: [c.update(source="") for c in nb.cells[21:35]])
+defect(
+    r.shows_the_code_it_teaches,
+    "120 are the most",
+    lambda nb, path: nb.cells[C].update(source="x = 1\n\n" * 121),
+)
+defect(r.folds_say_what_they_show, "no title", source(19, rules.TITLE, "# "))
+defect(r.folds_say_what_they_show, "no title", source(19, "Check of it", "Check"))
+defect(r.folds_say_what_they_show, "alike", lambda nb, path: nb.cells[19].metadata.pop("cellView"))
+defect(
+    r.folds_say_what_they_show,
+    "alike",
+    lambda nb, path: nb.cells[F].metadata.update(cellView="form"),
+)
 defect(r.guesses_are_folded, "asks the reader", source(7, "guess", "think"))
 defect(
     r.guesses_are_folded, "shows the answer", lambda nb, path: nb.cells[F].metadata.pop("collapsed")
@@ -515,6 +529,30 @@ def test_address_adds_a_missing_badge_and_colab_cell(good_course: Path, tmp_path
     assert nb.cells[0].source.endswith("\n\nHow much, and why?")
     assert not rules.badge_opens_this_file(nb, path)
     assert not rules.colab_cell_is_the_generated_one(nb, path)
+
+
+def test_folds_writes_what_the_rule_wants(good_course: Path, tmp_path: Path) -> None:
+    """Whoever folds a cell has it folded on Colab too, by its comment; nothing else moves."""
+    root = Path(shutil.copytree(good_course, tmp_path / "course"))
+    path = root / "notebooks" / f"{STEMS[1]}.ipynb"
+    good = path.read_text()
+    folds.main(root)
+    assert path.read_text() == good
+
+    nb = rules.read(path)
+    nb.cells[C].source = f"{rules.CHECK}\n# What it costs\nprint(43)"
+    nb.cells[C].metadata["jupyter"] = {"source_hidden": True}
+    nb.cells[19].source = "print(check(answer))"
+    nb.cells[19].metadata.pop("cellView")
+    nb.cells[22].metadata["jupyter"]["source_hidden"] = False  # unfolded again
+    path.write_text(nbformat.v4.writes(nb))
+    assert len(rules.folds_say_what_they_show(nb, path)) == 5
+    folds.main(root)
+    nb = rules.read(path)
+    assert rules.folds_say_what_they_show(nb, path) == []
+    assert nb.cells[C].source == f"{rules.CHECK}\n# @title What it costs\nprint(43)"
+    assert nb.cells[19].source == "# @title Check of exercise 1.1\nprint(check(answer))"
+    assert "cellView" not in nb.cells[22].metadata
 
 
 def test_address_says_what_is_missing(tmp_path: Path) -> None:

@@ -1,30 +1,22 @@
 """The runs of PEFT's comparison: one in small, by arithmetic, and what is judged."""
 
-import importlib.util
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from evidence.peft_methods import IMAGES, TEXTS
+from evidence.sources import peft_texts
 from fake_cuda import MiB
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module")
-def comparison():
-    file = ROOT / "tools" / "real_cards" / "peft_comparison.py"
-    spec = importlib.util.spec_from_file_location("peft_comparison", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_what_lives_after_a_step_is_counted_by_hand(comparison):
+def test_what_lives_after_a_step_is_counted_by_hand():
     width, heads, words, layers, length, rank = 1024, 8, 65_536, 2, 512, 64
     small = dict(hidden_size=width, num_attention_heads=heads, num_key_value_heads=heads)
     small |= dict(num_hidden_layers=layers, intermediate_size=2048, vocab_size=words)
-    found = comparison.train_texts("lora rank64-rslora", [64, length], **small)
+    found = peft_texts.train_texts("lora rank64-rslora", [64, length], **small)
     weights = words * width + layers * (4 * width * heads * 128 + 3 * width * 2048)
     adapters = layers * 2 * rank * (width + heads * 128)  # with gradient and two states in float32
     token = 2 * words + layers * 2 * 2 * heads * 128  # logits; keys and values, kept for a cache
@@ -36,12 +28,12 @@ def test_what_lives_after_a_step_is_counted_by_hand(comparison):
     assert allocated < reserved == peak
 
 
-def test_a_run_that_a_constant_was_taken_from_is_not_judged(comparison):
+def test_a_run_that_a_constant_was_taken_from_is_not_judged():
     table = pd.read_csv(ROOT / "data" / "measurements" / "peaks.csv", keep_default_na=False)
-    for name, runs in (("peft-texts", comparison.TEXTS), ("peft-images", comparison.IMAGES)):
+    for name, runs in (("peft-texts", TEXTS), ("peft-images", IMAGES)):
         rows = table[table["set"] == name]
         judged = rows[rows["role"] == "judged"]
-        assert set(judged["run"]) | {comparison.CALIBRATION} >= set(runs)
-        assert set(judged["run"]) <= set(runs) - {comparison.CALIBRATION}
-    calibrates = table[table["run"] == comparison.CALIBRATION]
+        assert set(judged["run"]) | {peft_texts.CALIBRATION} >= set(runs)
+        assert set(judged["run"]) <= set(runs) - {peft_texts.CALIBRATION}
+    calibrates = table[table["run"] == peft_texts.CALIBRATION]
     assert (calibrates["role"] == "calibrates").sum() == 3  # the three lengths

@@ -20,12 +20,14 @@ import torch
 import torch.nn.functional as F
 import transformers
 from peft import LoraConfig, get_peft_model
+from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 from transformers.training_args import OptimizerNames
 
-from fake_cuda import CATEGORIES, Allocator, MiB, choices, forget_libraries
+from fake_cuda import CATEGORIES, Allocator, MiB, choices, forget_libraries, rules_of
+from fake_cuda.choices import attention
 from fake_cuda.cost import HOST_SECONDS
 from helpers import (
     hardware,
@@ -374,10 +376,9 @@ def test_attention_takes_the_kernel_of_the_card(card, options, expected):
 
 @pytest.mark.parametrize("card, dtype", [("A100-80GB", torch.float32), ("T4", torch.float16)])
 @pytest.mark.parametrize("reads, expected", [(False, "plain"), (True, "efficient_attention")])
-def test_grouped_heads_by_version(card, dtype, reads, expected, monkeypatch):
-    assert choices.READS_GROUPS == (torch.__version__ >= "2.14")  # plain matrices up to 2.13
-    monkeypatch.setattr(choices, "READS_GROUPS", reads)
-    assert kernel(card, dtype, heads=2) == expected
+def test_grouped_heads_by_version(card, dtype, reads, expected):
+    with rules_of(torch="2.14.0" if reads else "2.13.1"):
+        assert kernel(card, dtype, heads=2) == expected
 
 
 @pytest.mark.parametrize("cudnn, first", [(None, True), (91002, False), (91900, True)])
@@ -390,13 +391,13 @@ def test_cudnns_attention_by_its_version(cudnn, first, monkeypatch):
 
 
 @pytest.mark.parametrize("wide", [False, True])  # torch 2.15 with cuDNN after 9.22, and before
-def test_cudnns_attention_by_the_width_of_heads(wide, monkeypatch):
-    monkeypatch.setattr(choices, "WIDE_CUDNN", wide)
+def test_cudnns_attention_by_the_width_of_heads(wide):
     expected = "cudnn_attention" if wide else "flash_attention"
-    assert kernel("H100", torch.bfloat16, width=256) == expected
-    assert kernel("H100", torch.bfloat16, width=200, train=False) == expected
-    assert kernel("H100", torch.bfloat16, width=200) == "flash_attention"
-    assert kernel("A100-80GB", torch.bfloat16, width=256) == "flash_attention"
+    with rules_of(torch="2.15.0" if wide else "2.14.0"):
+        assert kernel("H100", torch.bfloat16, width=256) == expected
+        assert kernel("H100", torch.bfloat16, width=200, train=False) == expected
+        assert kernel("H100", torch.bfloat16, width=200) == "flash_attention"
+        assert kernel("A100-80GB", torch.bfloat16, width=256) == "flash_attention"
 
 
 def test_cudnns_attention_keeps_what_flash_keeps(llama, monkeypatch):
@@ -410,14 +411,14 @@ def test_cudnns_attention_keeps_what_flash_keeps(llama, monkeypatch):
     assert flash.peak_by_category["activations"] == cudnn.peak_by_category["activations"]
 
 
-def test_grouped_heads_in_fp32_need_the_whole_matrix(llama, monkeypatch):
-    monkeypatch.setattr(choices, "READS_GROUPS", False)
+def test_grouped_heads_in_fp32_need_the_whole_matrix(llama):
     grouped = transformers.LlamaConfig(**llama.config.to_dict() | {"num_key_value_heads": 2})
     dense = on("A100-80GB", llama).peak_by_category["activations"]
     # One matrix [batch, heads, length, length] at least, although keys and values are fewer.
     matrix = 16 * 4 * 128 * 128 * 4
-    found = on("A100-80GB", replace(llama, config=grouped)).peak_by_category["activations"]
-    assert found > dense + matrix / 2
+    with rules_of(torch="2.13.0"):
+        found = predict(replace(llama, config=grouped), gpu="A100-80GB", **BATCH)
+    assert found.peak_by_category["activations"] > dense + matrix / 2
 
 
 @pytest.mark.parametrize("card", ["cpu", "T4", "A100-80GB"])
@@ -432,8 +433,8 @@ def test_a_causal_model_needs_no_mask(card, llama, monkeypatch):
 
         return attention
 
-    real = choices._attention
-    monkeypatch.setattr(choices, "_attention", lambda *card: spying(real(*card)))
+    real = attention.attention_of
+    monkeypatch.setattr(attention, "attention_of", lambda trace: spying(real(trace)))
     monkeypatch.setattr(F, "scaled_dot_product_attention", spying(F.scaled_dot_product_attention))
     predict(llama, gpu=card, **BATCH)
     assert masks and all(mask is None for mask in masks)
@@ -640,10 +641,9 @@ def test_here_is_this_machines_device(bert, monkeypatch):
 @pytest.mark.parametrize(
     "setting",
     [
-        {"torch_compile": True},
-        {"torch_compile_backend": "inductor"},
         {"torch_compile_mode": "reduce-overhead"},  # switches torch_compile on by itself
-        {"use_liger_kernel": True},
+        {"torch_compile_mode": "max-autotune"},
+        {"torch_compile_backend": "cudagraphs"},
         {"deepspeed": {"zero_optimization": {"stage": 2}}},
         {"fsdp": "full_shard"},
         {"optim": "adamw_torch_8bit"},
@@ -724,8 +724,8 @@ def surroundings():
     return autocast | {
         "attention": F.scaled_dot_product_attention,
         "apply": torch.nn.Module._apply,
-        "foreach": list(choices.optimizers._foreach_supported_types),
-        "devices": choices.optimizers._get_foreach_kernels_supported_devices,
+        "foreach": list(torch_optimizer._foreach_supported_types),
+        "devices": torch_optimizer._get_foreach_kernels_supported_devices,
         "save_on_cpu": torch.autograd.graph.save_on_cpu.__init__,
         "packed": masking_utils.find_packed_sequence_indices,
         "emptying": (transformers.trainer.clear_device_cache, torch.cuda.empty_cache),
@@ -734,8 +734,8 @@ def surroundings():
         "tables": list(bnb.functional.name2qmap),
         "pre-hooks": list(modules._global_forward_pre_hooks),
         "hooks": list(modules._global_forward_hooks),
-        "before steps": list(choices.optimizers._global_optimizer_pre_hooks),
-        "after steps": list(choices.optimizers._global_optimizer_post_hooks),
+        "before steps": list(torch_optimizer._global_optimizer_pre_hooks),
+        "after steps": list(torch_optimizer._global_optimizer_post_hooks),
         "accelerate": dict(accelerate.state.AcceleratorState._shared_state),
         "autocast": torch.is_autocast_enabled("cpu"),
         "real tensors": type(torch.ones(1)),

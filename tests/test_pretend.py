@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import pretend
 from helpers import (
     describe,
     device,
@@ -19,7 +18,8 @@ from helpers import (
     text_classification,
     train,
 )
-from pretend_card import pretended
+from tools import pretend
+from tools.shared.pretended import pretended
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real card")
 BATCH = {"per_device_train_batch_size": 4, "max_steps": 3}
@@ -165,7 +165,7 @@ def test_a_run_needs_what_is_predicted(card, settings):
     assert predicted.peak_allocated == pytest.approx(run.peak_allocated, rel=0.05)
     assert run.used > run.peak_reserved > run.peak_allocated
     free()
-    assert card.now <= 2**20  # cuBLAS's workspaces went too
+    assert card.memory.allocated <= 2**20  # cuBLAS's workspaces went too
 
 
 def test_a_run_reports_its_own_tensors(t4):
@@ -260,7 +260,7 @@ def test_the_table_names_cells_that_exist_and_says_why():
         assert row.keys() <= {"notebook", "id", "kind", "cards", "why"}
         assert row["kind"] in ("fails", "differs") and len(row["why"]) > 20
         assert set(row.get("cards", pretend.CARDS)) <= set(pretend.CARDS)
-        if row["notebook"] != "gpu_kit":
+        if row["notebook"] != "gpu":
             found = json.loads(cells[row["notebook"]].read_text(encoding="utf-8"))["cells"]
             assert row["id"] in {one["id"] for one in found}
     for row in pretend.tomllib.loads(pretend.TABLE.read_text()).get("smaller", []):

@@ -11,7 +11,7 @@ from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-FILE = Path(__file__).parents[1] / "data" / "launch" / "qlora.py"
+FILE = Path(__file__).parents[1] / "examples" / "launch" / "qlora.py"
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 128}
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2}  # grouped heads, as Llama's
 

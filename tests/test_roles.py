@@ -12,8 +12,8 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "measurements"
 KEY = ["table", "set", "run", "quantity"]
-FROZEN = 1192  # rows, and their digest: append rows, raise both, and say why in the commit
-DIGEST = "0b7c01b9ab20413443c11794f7c818b91d08208eeb9c82fac9601bb73397e869"
+FROZEN = 1581  # rows, and their digest: append rows, raise both, and say why in the commit
+DIGEST = "cc77b52f5827ee7e7e495f1bfdf45f6dccc9696cf92cb77671c70943845dec18"
 
 
 def read(name: str) -> pd.DataFrame:

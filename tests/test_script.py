@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import psutil
@@ -12,11 +13,11 @@ import pytest
 import torch
 
 from fake_cuda import simulate
-from fake_cuda.cost import Card
+from fake_cuda.card import Card
 from fake_cuda.scripts import Script, apart, changes, host
 from fake_cuda.scripts.changes import COMPILED
-from fake_cuda.scripts.run import BY_HAND, ONE_UPDATE
-from helpers.__main__ import main
+from fake_cuda.scripts.run import BY_HAND, ONE_UPDATE, Run
+from planner.__main__ import main
 
 MODEL = """
 import torch
@@ -201,7 +202,7 @@ def test_what_is_not_written_in_python_stays_away_from_the_users_files(write, tm
         ("print('hello')", "never runs a model"),
         (MODEL + "model = build()" + UPDATE.replace(", device='cuda'", ""), "nothing on the card"),
         (MODEL + "x = build().cuda()[2]\nwhile True: x.weight.sum().backward()", "never runs a"),
-        ("import os\nassert os.environ['LOCAL_RANK'] == '1'", "fails by itself in line 2"),
+        ("import os\nassert os.environ['LOCAL_RANK'] == '1'", "`: AssertionError"),
         (MODEL + "build().cuda().share_memory()", "several processes"),
         ("raise KeyError", "KeyError"),
         ("x = [\n    input('Which run? ')]", "waits for input in line 2 of train.py: `input('Wh"),
@@ -367,11 +368,67 @@ def test_time_over_says_where_the_script_stood(write, capsys):
     assert re.search(r"stopped after 1 s, in line \d of train.py: `", capsys.readouterr().out)
 
 
+def test_passes_of_a_model_that_was_made_on_the_card_are_an_answer(write):
+    passes = """
+    with torch.device("cuda"):
+        model, x = build(), torch.ones(4, 32)
+        while True:
+            model(x)
+    """
+    script = Script(write(MODEL + textwrap.dedent(passes)), seconds=1)
+    assert simulate(script, card=T4).peak_allocated > 0 and "Nothing was updated" in script.note
+
+
+def test_what_is_raised_on_the_way_out_does_not_hide_what_ended_the_script(write):
+    text = """
+    try:
+        while True:
+            torch.ones(2) + 1
+    finally:
+        raise OSError("no room for the last checkpoint")
+    """
+    with pytest.raises(ValueError, match="ran no model on the card in 1 s, in line .*train.py"):
+        simulate(Script(write(MODEL + textwrap.dedent(text)), seconds=1), (8, 0))
+
+
 def test_a_script_that_does_not_react_is_ended(write, monkeypatch):
     monkeypatch.setattr(apart, "GRACE", 1.0)
     deaf = "import time\nwhile True:\n    try: time.sleep(9)\n    except BaseException: pass"
     with pytest.raises(ValueError, match=r"in 1 s and does not react: .*train.py\", line [34]"):
         simulate(Script(write(deaf), seconds=1), (8, 0))
+
+
+def test_a_script_that_does_not_react_is_told_by_its_own_thread_and_updates(write, monkeypatch):
+    monkeypatch.setattr(apart, "GRACE", 1.0)
+    deaf = """
+    import threading, time
+    def waits():
+        threading.Event().wait()
+    threading.Thread(target=waits, daemon=True).start()
+    model, x = build().cuda(), torch.randn(4, 32).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    model(x).sum().backward()
+    optimizer.step()
+    while True:
+        try:
+            time.sleep(9)  # here
+        except BaseException:
+            pass
+    """
+    text = MODEL + textwrap.dedent(deaf)
+    line = text[: text.index("# here")].count("\n") + 1
+    said = rf"took 1 of 2 updates in 3 s and does not react: .*train.py\", line {line} in"
+    with pytest.raises(ValueError, match=said):
+        simulate(Script(write(text), seconds=3), (8, 0))
+
+
+def test_to_work_out_an_answer_takes_time_of_its_own(write, monkeypatch):
+    monkeypatch.setattr(apart, "GRACE", 1.0)
+    judge = Run.judge
+    monkeypatch.setattr(Run, "judge", lambda *given: (time.sleep(2), judge(*given)))
+    forwards = "model, x = build().cuda(), torch.randn(4, 32).cuda()\nwhile True: model(x)"
+    script = Script(write(MODEL + forwards), seconds=2)
+    assert simulate(script, card=T4).peak_allocated > 0 and "stopped after 2 s" in script.note
 
 
 def test_progress_is_said(write):
@@ -567,6 +624,26 @@ def test_the_time_is_that_of_a_step_without_an_evaluation(write):
         script = Script(write(MODEL + textwrap.dedent(loop).replace("EVALUATES", evaluates)))
         times.append(simulate(script, card=T4).step_seconds)
     assert times[0] == pytest.approx(times[1], rel=0.01)
+
+
+def test_passes_without_gradients_in_each_update_are_no_evaluation(write):
+    loop = """
+    from torch.utils.checkpoint import checkpoint
+    model, x = build().cuda(), torch.randn(64, 32, requires_grad=True).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    for k in range(9):
+        checkpoint(model, x, use_reentrant=True).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if k % 5 == 0 and EVALUATES:
+            with torch.no_grad():
+                model(x)
+    """
+    for evaluates, updates in ((False, 2), (True, 3)):
+        text = textwrap.dedent(loop).replace("EVALUATES", str(evaluates))
+        script = Script(write(MODEL + text))
+        simulate(script, card=T4)
+        assert script.updates == updates
 
 
 def test_of_two_optimizers_that_take_turns_a_step_has_both(write):

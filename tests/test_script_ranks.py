@@ -1,11 +1,12 @@
 """A script that is one process of one: torchrun's, and one that names a second card."""
 
+import re
 import textwrap
 
 import pytest
 
 from fake_cuda import simulate
-from fake_cuda.cost import Card
+from fake_cuda.card import Card
 from fake_cuda.scripts import Script, ranks
 from fake_cuda.scripts.run import ONE_PROCESS
 from fake_cuda.scripts.words import SEVERAL, SEVERAL_CARDS
@@ -110,6 +111,39 @@ def test_buckets_of_gradients_are_counted(write, wrapped):
     assert ONE_PROCESS in script.note  # nobody said how many there are
 
 
+@pytest.mark.parametrize("of_buckets", [False, True])
+@pytest.mark.parametrize("cap", [None, 3])
+def test_buckets_are_those_of_the_reducers_arithmetic(write, cap, of_buckets, monkeypatch):
+    """Eight weights of 4 MiB, which at first share one bucket. After the first backward pass they
+    fill buckets in its order, each until it is full: the first with 1 MiB, the others with 25, or
+    all with `bucket_cap_mb` (kDefaultFirstBucketBytes in reducer.hpp, rebuild_buckets and
+    compute_bucket_assignment_by_size in reducer.cpp, torch/csrc/distributed/c10d). A gradient is a
+    second tensor besides, or a view of its bucket that one at a time is copied into."""
+    sizes, filled = [], 0
+    for number in range(8):
+        filled += 4
+        if filled >= (cap or (25 if sizes else 1)) or number == 7:
+            sizes.append(filled)
+            filled = 0
+    assert sizes == ([4] * 8 if cap else [4, 28])
+
+    def told(group, tensors, options=None):
+        print("REDUCED", tensors[0].numel() * 4 // MIB)
+        return ranks._done(tensors)
+
+    monkeypatch.setattr(ranks.OneRank, "allreduce", told)
+    options = f", bucket_cap_mb={cap}" if cap else ""
+    options += ", gradient_as_bucket_view=True" if of_buckets else ""
+    wrapped = f"model = DDP(Net().cuda(){options})\n"
+    script = Script(write(BEGIN, "SPARE = False", NET, wrapped, UPDATES))
+    found = simulate(script, card=T4)
+    reduced = [int(size) for size in re.findall(r"REDUCED (\d+)", script.printed)]
+    assert reduced == [32, *sizes]  # in the first update, and in the second
+    beside = 4 if of_buckets else 32
+    expected = (32 + sum(sizes) + beside) * MIB
+    assert found.peak_allocated - WORKSPACES == pytest.approx(expected, abs=0.2 * MIB)
+
+
 def test_unused_parameters_have_buckets_and_no_gradients(write):
     wrapped = "model = DDP(Net().cuda(), device_ids=[0], find_unused_parameters=True)\n"
     found = simulate(Script(write(BEGIN, "SPARE = True", NET, wrapped, UPDATES)), card=T4)
@@ -125,6 +159,21 @@ def test_gradients_are_accumulated_without_a_reduction(write):
     wrapped = "SPARE = False", NET, "model = DDP(Net().cuda(), device_ids=[0])\n"
     found = simulate(Script(write(BEGIN, *wrapped, one, loop)), card=T4)
     assert found.peak_allocated - WORKSPACES == pytest.approx(100.16 * MIB, abs=0.1 * MIB)
+
+
+def test_a_mesh_of_one_card(write):
+    path = write(
+        """
+        import torch
+        mesh = torch.distributed.device_mesh.init_device_mesh("cuda", (1,))
+        assert mesh.size() == 1
+        model = torch.nn.Linear(1024, 4).cuda()
+        """,
+        UPDATES,
+    )
+    script = Script(path)
+    simulate(script, card=T4)
+    assert script.updates == 2 and ONE_PROCESS in script.note
 
 
 @pytest.mark.parametrize("count, card", [("torch.cuda.device_count()", True), ("2", False)])
@@ -186,19 +235,6 @@ def test_data_parallel_takes_its_input_to_the_card(write):
     wrap = "model = torch.nn.DataParallel(model)\n"
     found = simulate(Script(write(lines, wrap, loop.replace(").cuda()", ")"))), card=T4)
     assert found.peak_allocated == pytest.approx(known.peak_allocated, rel=1e-3)
-
-
-SHARDED = {
-    "fully_shard": "from torch.distributed.fsdp import fully_shard\nfully_shard(model)",
-    "FullyShardedDataParallel": "torch.distributed.fsdp.FullyShardedDataParallel(model)",
-}
-
-
-@pytest.mark.parametrize("name", SHARDED)
-def test_shards_are_refused_by_name_and_line(write, name):
-    lines = "model = torch.nn.Linear(8, 8).cuda()\n" + SHARDED[name]
-    with pytest.raises(ValueError, match=rf"uses {name} in line \d of train.py: .*not predicted"):
-        simulate(Script(write(BEGIN.replace("\n", ";")[1:-1] + "\n", lines)), card=T4)
 
 
 SECOND = """

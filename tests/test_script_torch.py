@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fake_cuda import simulate
-from fake_cuda.cost import Card
+from fake_cuda.card import Card
 from fake_cuda.scripts import Script
 
 T4 = Card("T4", (7, 5), 40, 320e9, {"fp32": 4.35e12, "fp16": 41.9e12})

@@ -6,7 +6,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fake_cuda import simulate
-from fake_cuda.cost import Card
+from fake_cuda.card import Card
 from fake_cuda.scripts import Script, closures, repeats
 from fake_cuda.scripts.generation import FULL_LENGTH
 
@@ -238,6 +238,21 @@ def test_text_that_cannot_be_predicted_is_refused_by_name(script, text, said):
     assert said in str(error.value)
 
 
+def test_text_that_took_all_its_seconds_is_named_whatever_happens_on_the_way_out(script):
+    """As TRL's trainers gather and free weights when generation ends, also by an error."""
+    text = """
+    try:
+        model.generate(ids, max_new_tokens=10**6, use_cache=False)
+    finally:
+        for weight in model.parameters():
+            weight.add(1)
+    """
+    with pytest.raises(ValueError) as error:
+        simulate(script(LLAMA + textwrap.dedent(text), seconds=3), (8, 0))
+    assert "train.py generates text (generate in line 1" in str(error.value)
+    assert "not complete when its seconds were over" in str(error.value)
+
+
 @pytest.mark.parametrize("back", ["", ".sum().backward()"])
 def test_without_updates_the_time_is_that_of_one_pass(script, back):
     text = """
@@ -371,11 +386,16 @@ for _ in range(3):
 """
 
 
-@pytest.mark.parametrize("keep, called", [("pass", [4, 5]), ("self.kept.append(x + 1)", [20, 21])])
+EVALUATED = [("pass", [4, 5]), ("self.kept.append(x + 1)", [20, 21]), ("HOOK", [20, 21])]
+
+
+@pytest.mark.parametrize("keep, called", EVALUATED)
 def test_passes_that_repeat_others_are_not_run_again(tmp_path, monkeypatch, keep, called):
-    """Nor does it change what is predicted; a pass whose results pile up is always run."""
+    """Nor does it change what is predicted. One that piles up or that hooks watch is always run."""
     path = tmp_path / "train.py"
-    path.write_text(EVALUATES.replace("KEEP", keep))
+    text = EVALUATES.replace("KEEP", keep.replace("HOOK", "pass"))
+    hook = "model.layers[0].register_forward_hook(lambda *_: None)\nmodel.eval()"
+    path.write_text(text.replace("model.eval()", hook) if keep == "HOOK" else text)
     found = []
     for alike in (repeats.ALIKE, 10**9):
         monkeypatch.setattr(repeats, "ALIKE", alike)

@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import readme_picture
-from helpers import report, show
+from evidence import picture
+from helpers import show
 from helpers.runs import CATEGORIES
+from planner import report
 
 GIB = 2**30
 
@@ -74,7 +75,7 @@ def test_contrast_is_that_of_the_definition():
 
 
 def test_every_colour_stands_out_from_the_white_that_pictures_are_drawn_on():
-    for colour in {*show.COLOURS.values(), *show.LINES.by_key()["color"], *readme_picture.PALETTE}:
+    for colour in {*show.COLOURS.values(), *show.LINES.by_key()["color"], *picture.PALETTE}:
         assert contrast(colour, "white") >= 3, colour  # 3:1 for graphical objects
     settings = plt.rcParams
     for name in ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.titlecolor"):
@@ -91,12 +92,8 @@ def test_no_text_of_a_picture_is_smaller_than_8_points():
 
 
 def test_each_source_of_the_real_cards_has_its_own_marker_and_colour():
-    assert report.judged()["set"].str.split("-").str[0].nunique() <= len(readme_picture.MARKERS)
-    assert (
-        len(readme_picture.MARKERS)
-        == len(set(readme_picture.MARKERS))
-        == len(set(readme_picture.PALETTE))
-    )
+    assert report.judged()["set"].str.split("-").str[0].nunique() <= len(picture.MARKERS)
+    assert len(picture.MARKERS) == len(set(picture.MARKERS)) == len(set(picture.PALETTE))
 
 
 def test_bars_stack_the_categories_and_name_the_total(shown):

@@ -8,10 +8,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
-import committed
 import notebook_rules as rules
-import student
 from helpers import runs, show
+from tools import student
+from tools.shared import committed
 
 LESSON = "02_where_memory_goes.ipynb"
 MINE = "2 * 21  # what I answered the day before"
@@ -116,6 +116,62 @@ def test_no_answer_and_no_text_of_a_picture_tells_it(copy):
         assert not [text for text in texts if len(text) > 20 and text in words]
         told += len(texts)
     assert folded > 20 and told > 5
+
+
+def worked_lines(path: Path) -> set[str]:
+    """What a solution has and its lesson has not: the lines of code by which an answer is known."""
+    solved, asked = as_committed(path), as_committed(path.parents[1] / path.name)
+    given = {line.strip() for cell in asked.cells for line in cell.source.splitlines()}
+    given |= {line.removeprefix("- ").removeprefix("+ ").strip() for line in given}
+    cells = [cell for cell in rules.code(solved) if re.fullmatch(r"solution-\d", cell.id)]
+    lines = {line.strip() for cell in cells for line in cell.source.splitlines()}
+    common = ("def ", "return ", "print(", "for ", "import ", "from ", "#")
+    return {x for x in lines - given if len(x) > 24 and not x.startswith(common)}
+
+
+def leaks(copy: Path) -> list[str]:
+    """Lines of worked answers that a check of the copy holds, or shows in its output."""
+    found = []
+    for path in sorted((student.ROOT / "notebooks" / "solutions").glob("*.ipynb")):
+        notebook = nbformat.read(copy / "notebooks" / path.name, 4)
+        checks = filter(rules.is_check, notebook.cells)
+        text = "\n".join(f"{check.source} {check.outputs}" for check in checks)
+        found += [f"{path.name}: {line}" for line in sorted(worked_lines(path)) if line in text]
+    return found
+
+
+def test_no_check_holds_a_line_of_a_worked_answer(copy):
+    paths = list((student.ROOT / "notebooks" / "solutions").glob("*.ipynb"))
+    assert sum(len(worked_lines(path)) for path in paths) > 60
+    assert leaks(copy) == []
+
+
+def test_checks_ask_for_what_is_missing_and_stay_folded(copy):
+    """An untouched exercise shows a hint; the check's code waits for a click."""
+    checks = 0
+    for ours, theirs in notebooks(copy):
+        for mine, yours in zip(ours.cells, theirs.cells, strict=True):
+            if mine.cell_type == "code" and (closed := mine.metadata.get("jupyter", {})):
+                kept = yours.metadata.get("jupyter", {})
+                assert kept.get("source_hidden") == closed.get("source_hidden"), mine.id
+                assert yours.metadata.get("cellView") == mine.metadata.get("cellView"), mine.id
+            if rules.is_check(yours):
+                assert not re.search(r"^Right", str(yours.outputs), re.M), yours.id
+                checks += 1
+    assert checks > 40
+
+
+def test_a_check_that_reveals_would_be_seen(copy, tmp_path):
+    """The planted defect: a check that holds the worked answer."""
+    bad = tmp_path / "copy"
+    shutil.copytree(copy, bad)
+    path = bad / "notebooks" / LESSON
+    notebook = nbformat.read(path, 4)
+    answer = sorted(worked_lines(student.ROOT / "notebooks" / "solutions" / LESSON))[0]
+    check = next(cell for cell in notebook.cells if cell.get("id") == "check-1")
+    check.source += f"\n# {answer}"
+    nbformat.write(notebook, path)
+    assert leaks(bad) == [f"{LESSON}: {answer}"]
 
 
 def test_verdicts_are_for_the_class_to_find(copy):

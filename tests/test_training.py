@@ -21,6 +21,7 @@ from helpers import (
     predict,
     text_classification,
     train,
+    trainers,
     training,
     workloads,
 )
@@ -103,7 +104,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(name, request):
 def test_without_the_fix_they_are_four_times_too_large(bert, monkeypatch):
     # The reason for the fix in Workload.trainer: once the Trainer is right by itself, it can go.
     whole = norm(step_with(bert, 4, 1))
-    trainer = workloads.Trainer
+    trainer = trainers.Trainer
 
     class Unfixed(trainer):
         def __init__(self, model, *args, **kwargs):
@@ -111,7 +112,7 @@ def test_without_the_fix_they_are_four_times_too_large(bert, monkeypatch):
                 del model.accepts_loss_kwargs
             super().__init__(model, *args, **kwargs)
 
-    monkeypatch.setattr(workloads, "Trainer", Unfixed)
+    monkeypatch.setattr(trainers, "Trainer", Unfixed)
     ratio = float(norm(step_with(bert, 1, 4)) / whole)
     if ratio == pytest.approx(1, abs=0.01):
         pytest.skip("this transformers scales the loss of every head right: the fix can go")
@@ -445,3 +446,17 @@ def test_the_bar_of_a_notebook_is_text_and_is_empty_at_the_end(monkeypatch):
     with training._progress(3) as bar:
         bar.update()
     assert any("training" in text for text in shown) and shown[-1] == ""
+
+
+@pytest.mark.parametrize("cards", [1, 2])
+def test_where_several_cards_are_visible_one_is_used_and_that_is_said(cards, monkeypatch, capsys):
+    class Visible(transformers.TrainingArguments):
+        def __post_init__(self):
+            super().__post_init__()
+            self._n_gpu = cards
+
+    monkeypatch.setattr(trainers, "TrainingArguments", Visible)
+    trainer = language_modelling("tiny", length=8).trainer()
+    assert trainer.args.n_gpu == 1
+    said = capsys.readouterr().out
+    assert ("2 cards are visible: training on the first, cpu." in said) == (cards == 2)

@@ -5,13 +5,13 @@ import re
 import pandas as pd
 import pytest
 
-import trust
+from evidence import trust
 
 README = trust.README.read_text(encoding="utf-8")
 
 
 def test_the_readme_says_what_the_rows_say():
-    assert trust.rewrite(README) == README, "run tools/trust.py"
+    assert trust.rewrite(README) == README, "run evidence/trust.py"
 
 
 def test_blind_figures_come_first_and_the_page_stays_short():

@@ -2,7 +2,7 @@
 
 import numpy
 
-import what_moved
+from tools import what_moved
 
 DIFFERS = """\x1b[91mNotebook cell execution failed\x1b[0m
 Cell 4: Cell outputs differ

@@ -4,6 +4,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,16 @@ import transformers
 from safetensors import SafetensorError
 from tokenizers import ByteLevelBPETokenizer
 
-from helpers import hardware, language_modelling, text_classification, train, workloads
+from helpers import (
+    hardware,
+    language_modelling,
+    models,
+    own_data,
+    text_classification,
+    tiny,
+    train,
+    workloads,
+)
 
 
 # ----------------------------------------------------------------------------------------- learning
@@ -62,21 +72,21 @@ def test_bert_large_is_the_classic_one():
 
 
 def test_large_data_are_512_samples():
-    read = partial(workloads._random_tokens, True, 8, 30_522)
+    read = partial(tiny.random_tokens, True, 8, 30_522)
     rows = read("train")
     assert rows["input_ids"][:].shape == (512, 8) and len(read("test")) == 64
     assert set(np.asarray(rows["labels"])) == {0, 1}
     assert torch.equal(rows["input_ids"][:], read("train")["input_ids"][:])
-    letters = workloads._random_tokens(False, 8, 65, "train")["input_ids"][:]
+    letters = tiny.random_tokens(False, 8, 65, "train")["input_ids"][:]
     assert letters.max() < 65  # a vocabulary smaller than the ids that are left out elsewhere
 
 
 def test_offline_large_has_random_weights_and_says_so(monkeypatch):
-    monkeypatch.setattr(workloads, "_reachable", lambda hub_id: False)
+    monkeypatch.setattr(workloads, "reachable", lambda hub_id: False)
     workload = text_classification("large")
     assert workload.weights is None and workloads.OFFLINE in str(workload)
     assert "\n" not in str(workload)
-    monkeypatch.setattr(workloads, "_reachable", lambda hub_id: True)
+    monkeypatch.setattr(workloads, "reachable", lambda hub_id: True)
     online = text_classification("large")
     assert online.weights == "google-bert/bert-large-uncased" and not online.note
 
@@ -176,11 +186,11 @@ def course(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
     rows = {"input_ids": random.integers(257, size=(200, 16))}
-    monkeypatch.setattr(workloads, "_bytes", lambda length: rows)
-    monkeypatch.setattr(workloads, "_pretrain", partial(workloads._pretrain, steps=2))
-    workloads._standard_library.cache_clear()
+    monkeypatch.setattr(tiny, "_bytes", lambda length: rows)
+    monkeypatch.setattr(workloads, "pretrain", partial(tiny.pretrain, steps=2))
+    tiny.standard_library.cache_clear()
     yield tmp_path
-    workloads._standard_library.cache_clear()
+    tiny.standard_library.cache_clear()
 
 
 DAMAGES = {
@@ -265,7 +275,7 @@ def test_cached_weights_need_no_lock_and_are_for_everyone(course, trainings, mon
     def refuse(*_):
         raise PermissionError("Read-only file system")
 
-    monkeypatch.setattr(workloads, "FileLock", refuse)
+    monkeypatch.setattr(tiny, "FileLock", refuse)
     assert language_modelling("tiny", length=16, pretrained=True).weights == weights
     with pytest.raises(OSError, match="data/cache cannot be written.*Read-only"):
         language_modelling("tiny", length=8, pretrained=True)
@@ -404,7 +414,8 @@ BAD = [
 
 @pytest.mark.parametrize("make, message", BAD, ids=[message for _, message in BAD])
 def test_bad_options_are_one_sentence(make, message, monkeypatch):
-    monkeypatch.setattr(workloads, "online", lambda: False)
+    monkeypatch.setattr(models, "online", lambda: False)
+    monkeypatch.setattr(own_data, "online", lambda: False)
     with pytest.raises((ValueError, OSError)) as caught:
         make()
     assert message in one_sentence(caught)
@@ -430,8 +441,9 @@ def test_bad_options_are_one_sentence(make, message, monkeypatch):
 )
 def test_bad_data_are_one_sentence(name, content, message, own, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(workloads, "online", lambda: False)
-    monkeypatch.setattr(workloads, "data_file", partial(data_file, own))
+    monkeypatch.setattr(models, "online", lambda: False)
+    monkeypatch.setattr(own_data, "online", lambda: False)
+    monkeypatch.setattr(models, "data_file", partial(data_file, own))
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises((ValueError, OSError)) as caught:
@@ -473,3 +485,47 @@ def test_workloads_are_frozen_values():
     workload.with_model(lambda model: model.resize_token_embeddings(300) and model).model()
     assert workload.config.vocab_size == 257  # what one model was made into is not the next one
     assert workload.model().lm_head.out_features == 257
+
+
+def test_why_a_table_cannot_be_read_is_said(tmp_path, monkeypatch):
+    """`datasets` wraps what went wrong: a file that may not be read is not a damaged one."""
+
+    def refuse(*_, **__):
+        try:
+            raise PermissionError(13, "Permission denied")
+        except PermissionError as error:
+            raise RuntimeError("An error occurred while generating the dataset") from error
+
+    (tmp_path / "texts.csv").write_text("text\na\n")
+    monkeypatch.setattr(own_data.datasets, "load_dataset", refuse)
+    with pytest.raises(ValueError, match="texts.csv cannot be read .* Permission denied") as caught:
+        own_data.read_table(str(tmp_path / "texts.csv"), ["text"])
+    assert one_sentence(caught)
+
+
+def test_a_network_that_comes_back_is_seen(monkeypatch):
+    asked, minute = [], 60.0
+    network = [ConnectionError, None]
+
+    def head(*_, **__):
+        asked.append(network[0])
+        if network[0]:
+            raise network[0]
+
+    monkeypatch.setattr(models.huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(models.huggingface_hub, "get_session", lambda: SimpleNamespace(head=head))
+    monkeypatch.setattr(models.time, "monotonic", lambda: minute)
+    models._answers.cache_clear()
+    assert not models.online() and not models.online() and len(asked) == 1
+    network.pop(0)
+    minute += models.REMEMBERED
+    assert models.online() and models.online() and len(asked) == 2
+    models._answers.cache_clear()
+
+
+def test_samples_of_ones_own_leave_the_evaluation_as_it_was():
+    workload = language_modelling("tiny", length=8)
+    mine = [workload.sample()] * 16
+    trainer = workload.trainer(data=mine)
+    assert trainer.train_dataset is mine and len(trainer.eval_dataset) == len(workload.data("test"))
+    assert workload.trainer(evaluation=mine).eval_dataset is mine

@@ -1,28 +1,26 @@
 """Read over rows that somebody contributes: the table that `make gpu` wrote on their machine.
 
-    python tools/check_rows.py FILE.csv ...     # or make check-rows ROWS=FILE.csv
+    python -m tools.check_rows FILE.csv ...
 
-Exit status 1 if a row cannot be taken, with the reason and its line. Then it shows how well the
+Exit status 1 if a row cannot be taken, with the reason and its row. Then it shows how well the
 predictions met the rows: one that is far off is a finding, and no reason to leave it out.
+
+Writes: nothing
 """
 
 import csv
-import datetime
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpu_kit import COLUMNS, ROOT, compared
+import pandas as pd
 
-OUTCOMES = {"measured", "out of memory", "failed", "skipped"}
-NUMBERS = [name for name in COLUMNS if name.startswith(("peak", "seconds", "samples", "tokens"))]
+from evidence.schemas import checking, measured
+from tools.shared.rows import COLUMNS, compared
 
 
 def faults(path: Path) -> Iterator[str]:
     """What is wrong with a table, one sentence each."""
-    from helpers import hardware
-
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file))
@@ -34,44 +32,13 @@ def faults(path: Path) -> Iterator[str]:
         return
     if len(rows) == 1:
         yield "it has no rows"
-    seen: dict[tuple, int] = {}
+    whole = [cells for cells in rows[1:] if len(cells) == len(COLUMNS)]
     for line, cells in enumerate(rows[1:], start=2):
         if len(cells) != len(COLUMNS):
-            yield f"line {line} has {len(cells)} cells, not {len(COLUMNS)}: it was cut or edited"
-            continue
-        row = dict(zip(COLUMNS, cells, strict=True))
-        yield from (f"line {line}: {fault}" for fault in faults_of(row, hardware))
-        key = tuple(row[name] for name in "section run torch transformers date".split())
-        if key in seen:
-            yield f"line {line} repeats line {seen[key]}"
-        seen.setdefault(key, line)
-
-
-def faults_of(row: dict[str, str], hardware) -> Iterator[str]:
-    """What is wrong with a row."""
-    words = set(re.split("[ -]", row["card"].upper()))
-    cards = hardware.cards()
-    if words <= {"", "CPU"}:
-        yield "no card: rows of a CPU are not taken"
-    elif not any(set(re.split("[ -]", card.upper())) <= words for card in cards):
-        yield f"{row['card']} is not in data/gpus.csv: add its line there, with a source"
-    yield from (f"no {name}" for name in "torch transformers date".split() if not row[name])
-    outcome = row["outcome"].split(":")[0]
-    if outcome not in OUTCOMES:
-        yield f"the outcome {outcome!r} is none of the kit's"
-    for name in NUMBERS:
-        try:
-            if row[name] and not float(row[name]) > 0:
-                yield f"{name} is {row[name]}"
-        except ValueError:
-            yield f"{name} is {row[name]!r}, which is no number"
-    if outcome == "measured" and not row["peak_allocated"]:
-        yield "measured, and without a peak"
-    try:
-        if row["date"] and datetime.datetime.fromisoformat(row["date"]).year < 2020:
-            yield f"the date {row['date']} is before the course"
-    except ValueError:
-        yield f"the date {row['date']!r} is none"
+            yield f"row {line} has {len(cells)} cells, not {len(COLUMNS)}: it was cut or edited"
+    if len(whole) == len(rows) - 1:  # else the numbers of the rows would not be those of the file
+        table = pd.DataFrame(whole, columns=COLUMNS)
+        yield from checking.problems(measured.on_a_card(COLUMNS), table, path.name)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -92,5 +59,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT)]
     sys.exit(main())

@@ -1,11 +1,13 @@
 """Run lessons as Colab does: its versions, its first cell, a clone of this repository.
 
     make colab                     (it makes an environment of Colab's versions first)
-    python tools/colab.py --lessons "00 02 05 12"
+    python -m tools.colab --lessons "00 02 05 12"
 
 Each lesson starts in /content with `google.colab` imported, so that its first cell clones and
 installs; the clone is of the last commit here. No cell may fail, checked cells must say what is
 stored, and what Colab brought must be as before.
+
+Writes: .venv-colab/
 """
 
 import argparse
@@ -17,8 +19,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from address import repository
-from execution import ROOT, LessonError, choose_lessons, execute, read_notebook
+from tools import ROOT
+from tools.shared.address import repository
+from tools.shared.execution import LessonError, choose_lessons, execute, read_notebook
 
 CONTENT = Path("/content")
 MAY_CHANGE = {"torchao"}  # peft refuses the one that Colab brings

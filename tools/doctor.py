@@ -1,8 +1,10 @@
-"""What a bug report needs: this machine, the versions, and whether the course can work here.
+"""Tell what a bug report needs: this machine, the versions, and whether the course can work here.
 
-    python tools/doctor.py      # or make doctor; paste what it prints
+    python -m tools.doctor    and paste what it prints
 
 Exit status 1 if a check fails. Nothing is changed, and no name of a folder is printed.
+
+Writes: nothing
 """
 
 import importlib.metadata
@@ -15,8 +17,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
+from tools import ROOT
+
 NEEDED = "torch transformers accelerate datasets peft bitsandbytes torchao ipywidgets jupyterlab"
 VARIABLES = "CUDA_VISIBLE_DEVICES HF_HUB_OFFLINE OMP_NUM_THREADS PYTORCH_ALLOC_CONF".split()
 ROOM = 2 * 2**30  # bytes for caches and executed copies

@@ -1,11 +1,13 @@
-"""How long each lesson takes: counted on this machine, computed for a T4.
+"""Say how long each lesson takes: counted on this machine, computed for a T4.
 
-    python tools/minutes.py [--lessons "01 02"]    runs lessons, writes data/minutes.csv
-    python tools/minutes.py --write                writes the minutes into README and lessons
+    python -m tools.minutes [--lessons "01 02"]    runs lessons, then writes their minutes
+    python -m tools.minutes --write                writes the minutes again, and runs nothing
 
 On a T4 the classification runs that `text_classification("auto")` picks are BERT-large; all else
 is what runs here. So each lesson is run on this machine, the samples that those models see are
 counted, and the time for them is computed from a published run: see `t4_seconds`.
+
+Writes: data/minutes.csv, README.md, notebooks/
 """
 
 import argparse
@@ -20,7 +22,8 @@ import nbformat
 import pandas as pd
 from nbformat.v4 import new_code_cell
 
-from execution import ROOT, choose_lessons, execute, read_notebook
+from tools import ROOT
+from tools.shared.execution import choose_lessons, execute, read_notebook
 
 TABLE = ROOT / "data" / "minutes.csv"
 WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
@@ -112,6 +115,7 @@ def columns(stem: str) -> str:
 
 
 def write() -> None:
+    """Put the minutes of the table into README and lessons."""
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
     for stem in minutes():
@@ -131,18 +135,17 @@ def write() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="How long each lesson takes.")
     parser.add_argument("--lessons", default="", help='numbers such as "01 02"; all without it')
-    parser.add_argument("--write", action="store_true", help="into README and lessons")
+    parser.add_argument("--write", action="store_true", help="and run nothing")
     options = parser.parse_args()
-    if options.write:
-        write()
-        return 0
-    building = build_seconds()
-    for path in choose_lessons(options.lessons):
+    lessons = [] if options.write else choose_lessons(options.lessons)
+    building = build_seconds() if lessons else 0.0
+    for path in lessons:
         row = run(path) | {"build_seconds": building}
         print(row, flush=True)
         known = pd.read_csv(TABLE) if TABLE.exists() else pd.DataFrame(columns=list(row))
         rows = pd.concat([known[known["lesson"] != path.stem], pd.DataFrame([row])])
         rows.sort_values("lesson").to_csv(TABLE, index=False)
+    write()
     return 0
 
 

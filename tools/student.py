@@ -1,13 +1,14 @@
-"""A copy of the course for a class: nobody reads an answer there before the question.
+"""Copy the course for a class: nobody reads an answer there before the question.
 
-    python tools/student.py                                        # or make student
-    python tools/student.py --repository https://github.com/me/class
+    python -m tools.student --repository https://github.com/me/class
 
 It is made of the last commit, so what a teacher ran and saved the day before is not in it. Left out
 are solutions, outputs below a guess, the answers that follow them, and the verdicts on what guides
 say. The answers go into a page for the teacher, build/student-answers.md. The two tables that tell
 them, and that cells need when they run, are packed. `--repository` names the address under which
 the copy will be published: its badges then open the copy on Colab, and not the course.
+
+Writes: build/student/, build/student-answers.md
 """
 
 import argparse
@@ -20,10 +21,9 @@ from pathlib import Path
 
 import nbformat
 
-import address
-import committed
+from tools import ROOT
+from tools.shared import address, committed
 
-ROOT = Path(__file__).resolve().parents[1]
 STUDENT = ROOT / "build" / "student"
 # "Worked answers are in [solutions/..](..)." of a lesson, and what the README says of them.
 SOLUTIONS = re.compile(
@@ -48,7 +48,9 @@ def without_outputs(notebook: nbformat.NotebookNode) -> int:
     for cell in guessed:
         cell.outputs, cell.execution_count = [], None
         cell.metadata.pop("collapsed", None)
-        cell.metadata.pop("jupyter")  # its output is to be seen once it is there
+        cell.metadata["jupyter"].pop("outputs_hidden")  # to be seen once it is there
+        if not cell.metadata["jupyter"]:
+            cell.metadata.pop("jupyter")  # code that was folded stays folded
     return len(guessed)
 
 

@@ -1,10 +1,12 @@
 """Say which lessons new versions have moved, from the results that pytest wrote.
 
     python -m pytest --junitxml=build/tests.xml
-    python tools/what_moved.py build/tests.xml
+    python -m tools.what_moved build/tests.xml
 
 The weekly run against the latest versions shows this page: the packages that are no longer those of
 `constraints.txt`, and by lesson the cells whose checked output has changed or that fail.
+
+Writes: nothing
 """
 
 import re
@@ -13,7 +15,8 @@ import xml.etree.ElementTree as xml
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tools import ROOT
+
 ANSI = re.compile(r"(?:\x1b|#x1B)\[[0-9;]*m")
 
 
@@ -69,7 +72,7 @@ def page(moved: list[tuple[str, str, str]], failed: list[tuple[str, str, str]]) 
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
-        print("Name the results: python tools/what_moved.py build/tests.xml", file=sys.stderr)
+        print("Name the results: make what-moved RESULTS=build/tests.xml", file=sys.stderr)
         return 2
     try:
         failed = failures(Path(arguments[0]))

@@ -6,23 +6,26 @@ import multiprocessing.context
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 import torch.utils.cpp_extension
 import transformers.modeling_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..simulation import GPU, MISTAKES
+from ..refusals import GPU, MISTAKES
 from ..trace import FakeTensor
 from . import closures, generation, guesses
 from .graphs import graphs, profilers
-from .host import Moves, Where
+from .host import Where
+from .moves import ENGINE, Moves
 from .names import names
 from .ranks import ranks
 from .repeats import repeats
 from .saved import files
-from .words import NoAnswer, Stop
+from .words import NoAnswer, Stop, stood
 from .workers import workers
 
 OFFLOADED = (
@@ -30,13 +33,17 @@ OFFLOADED = (
     "such a model is not predicted"
 )
 COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
+PACKED = (
+    "packs sequences with pack_padded_sequence in {}: what a recurrent layer then does depends on "
+    "their lengths on the card, and is not predicted"
+)
 PASSES = 1000  # backward passes; without an update so many are enough
 NEW_FAKE = FakeTensor.__new__
 
 
 def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     """(owner, name, value) of all that is replaced for a `Run`."""
-    yield from _tensors(run, where)
+    yield from _tensors(run, where, moves)
     yield from files(run, where, moves)
     yield from names(where, moves)
     yield from graphs(run)
@@ -56,7 +63,7 @@ def _no_compiler(*_):
     raise Stop("compiles an extension for CUDA, whose kernels have nothing to work on here")
 
 
-def _tensors(run, where: Where) -> Iterator[tuple]:
+def _tensors(run, where: Where, moves: Moves) -> Iterator[tuple]:
     parameter, deepcopy = torch.nn.Parameter.__new__, torch.Tensor.__deepcopy__
 
     def compiled(what=None, *_, **__):
@@ -72,16 +79,34 @@ def _tensors(run, where: Where) -> Iterator[tuple]:
         run.passed()
         torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
+    def engine(*args, **options):
+        """Hooks and backward passes in Python: torch has left the mode, in which they say "cuda"
+        (`backward` in torch/autograd/__init__.py)."""
+        with nullcontext() if torch._C._len_torch_function_stack() else moves:
+            return ENGINE(*args, **options)
+
     def copied(tensor, memo):
         """A copy of a real tensor, which under modes would become a fake one."""
         with _disable_current_modes():
             return deepcopy(tensor, memo)
 
+    def packed(given, *args, **options):
+        if where.on_card(given):
+            raise Stop(PACKED.format(stood(traceback.extract_stack())))
+        return pack(given, *args, **options)
+
+    pack = torch.nn.utils.rnn.pack_padded_sequence
+    yield torch.nn.utils.rnn, "pack_padded_sequence", packed
     yield torch, "compile", compiled
     yield torch.compiler, "cudagraph_mark_step_begin", lambda: None  # of compiled code
     yield torch.nn.Module, "compile", lambda module, *_, **__: compiled(module) and None
     yield torch.jit, "script", compiled
     yield torch, "_amp_update_scale_", guesses.scaled
+    yield torch.autograd, "_engine_run_backward", engine
+    # A checkpoint is packed within an operation, and unpacked without: its device reads otherwise.
+    checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+    alike = checks | dict(default=lambda tensor: (tensor.shape, tensor.dtype))
+    yield torch.utils.checkpoint, "_allowed_determinism_checks_to_fns", alike
     yield torch.Tensor, "backward", backward  # whose functions in Python ask for devices, too
     yield FakeTensor, "device", property(where.device)
     yield torch.nn.Parameter, "__new__", new

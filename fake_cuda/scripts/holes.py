@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..trace import FakeTensor
 from ..values import known
-from .host import Moves, Where, _is_card, _number
+from .host import Where
+from .moves import Moves, as_device, is_card
 
 LARGEST = 2**44  # bytes: further apart than this are the addresses of two storages
 CODES = {dtype: code for code, dtype in safetensors.torch._TYPES.items()}
@@ -74,7 +75,7 @@ def _safetensors(moves: Moves) -> Iterator[tuple]:
         return file.getvalue()
 
     def opened(filename, framework, device="cpu", **options):
-        if not _is_card(_number(device)):
+        if not is_card(as_device(device)):
             return library_open(filename, framework, device=device, **options)
         return Opened(library_open(filename, framework, **options), moves)
 

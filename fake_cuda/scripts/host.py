@@ -6,46 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch.autograd.graph import _engine_run_backward as ENGINE
-from torch.overrides import TorchFunctionMode
-from torch.utils._device import _device_constructors
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ..operations import in_backward
+from ..shards import parts, wraps
 from ..trace import HOST, FakeTensor, Trace
-from ..values import MOST, known
-from . import guesses
-from .words import SEVERAL_CARDS, Stop, TimeOver
+from . import guesses, mixed
+from .plain import WITHOUT_VALUES, plain_operation
+from .words import Stop, TimeOver
 
 CUDA, CPU, DEVICE = torch.device("cuda", 0), torch.device("cpu"), FakeTensor.device.fget
 UPDATES = 2  # with the second, gradients and states stand as in all that follow
 SMALL = 2**12  # values: uninitialised tensors up to this size are real, they may be drawn into
-SHOWN = 2**24  # values that come back from the card, all 1, where there are no more than these
 # torch/csrc/utils/tensor_numpy.cpp
 NOT_NUMPY = (
     "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
     "memory first."
 )
-
-
-def _is_card(value) -> bool:
-    if not isinstance(value, str | torch.device) or str(value).split(":")[0] != "cuda":
-        return False
-    if str(value).split(":")[1:] not in ([], ["0"]):
-        raise Stop(SEVERAL_CARDS.format(value))
-    return True
-
-
-def _makes(func) -> bool:
-    """Whether a function makes tensors where torch.set_default_device says."""
-    return func in _device_constructors() or getattr(func, "__name__", "") == "tensor"
-
-
-def _number(value):
-    """A device may be a number, which without a card is none."""
-    return torch.device("cuda", value) if type(value) is int else value
 
 
 class Where(TorchDispatchMode):
@@ -63,6 +42,12 @@ class Where(TorchDispatchMode):
         self.busy = False  # with an operation: torch itself may ask for devices, not the script
         self.over = False  # whether the script's seconds are over
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here. Torch would put a guard against it around each operation,
+        which takes longer than a small operation (torch/utils/_python_dispatch.py)."""
+        return False
+
     def go_on(self) -> None:
         """Where time may be over: C++ that asks for a device (prim.device) aborts at exceptions."""
         if self.over:
@@ -70,7 +55,8 @@ class Where(TorchDispatchMode):
 
     def on_card(self, *values) -> bool:
         """Whether one of these tensors is on the card."""
-        for tensor in tree_leaves(values):
+        leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+        for tensor in (one for leaf in leaves for one in parts(leaf)):
             if isinstance(tensor, FakeTensor) and tensor.fake_device.type != "meta":
                 if tensor.layout != torch.strided:
                     return True
@@ -94,14 +80,21 @@ class Where(TorchDispatchMode):
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(map(wraps, types)):
+            return NotImplemented
         if func.namespace == "aten":
             self.go_on()
         kwargs, card, trace = kwargs or {}, self.asked, self.trace
+        unsaid = card is None and not (self.around or self.buckets)
+        if unsaid and plain_operation(func, args, kwargs):
+            with no_dispatch():
+                return func(*args, **kwargs)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         fakes = [t for t in tensors if isinstance(t, FakeTensor)]
         if card is None:
             card = self.on_card(fakes if tensors else self.around)
             card |= self.buckets and not tensors and _is_float(**kwargs)
+        mixed.refuse(self, func, args, kwargs, card)
         if not (fakes or card or self.asked is False or _is_weight(func, args, **kwargs)):
             with no_dispatch():  # real tensors alone; much quicker than to take the modes off
                 return func(*args, **kwargs)
@@ -111,13 +104,7 @@ class Where(TorchDispatchMode):
         if fakes and isinstance(written, torch.Tensor) and not isinstance(written, FakeTensor):
             return written  # values of the card are not known
         if trace.phases[-1] == "backward" and not (self.taken or in_backward()):
-            leaves = [t for t in tree_leaves(written) if isinstance(t, FakeTensor)]
-            ids = [trace.ids.get(t.untyped_storage()._cdata) for t in leaves]
-            if any(i is not None and trace.kind[i] == "parameters" for i in ids):
-                if self.by_hand == UPDATES:
-                    raise Stop
-                self.by_hand += 1  # a step without an optimizer
-                trace.phase("between steps")
+            self.step_by_hand(written)
         before, trace.on_host, self.busy = trace.on_host, not card, True
         try:
             out = func(*args, **kwargs)
@@ -131,6 +118,17 @@ class Where(TorchDispatchMode):
             self.memory.now()
         return out
 
+    def step_by_hand(self, written) -> None:
+        """Something is written after a backward pass: a weight, where no optimizer does it."""
+        trace = self.trace
+        leaves = [t for t in tree_leaves(written) if isinstance(t, FakeTensor)]
+        ids = [trace.ids.get(t.untyped_storage()._cdata) for t in leaves]
+        if any(i is not None and trace.kind[i] == "parameters" for i in ids):
+            if self.by_hand == UPDATES:
+                raise Stop
+            self.by_hand += 1
+            trace.phase("between steps")
+
     def device(self, tensor) -> torch.device:
         """What a fake tensor says to a script, and what to torch."""
         asked_by_script = torch._C._len_torch_function_stack() and not self.busy
@@ -143,125 +141,6 @@ def _is_float(dtype=None, **_) -> bool:
 
 def _is_weight(func, args, dtype=None, device=None, **_) -> bool:
     """Whether it makes a large tensor without values, as layers do to fill it: nobody reads it."""
-    if func.overloadpacket.__name__ not in ("empty", "empty_strided") or str(device) == "meta":
+    if func not in WITHOUT_VALUES or str(device) == "meta":
         return False
     return _is_float(dtype) and math.prod(args[0]) > SMALL
-
-
-def _ones(tensor):
-    """The values of a tensor; ones stand in for those that nobody computed, as for `.item()`."""
-    with _disable_current_modes():
-        if known(tensor) is not None:
-            return known(tensor).clone()
-        return torch.full(tensor.shape, int(tensor.dtype != torch.bool), dtype=tensor.dtype)
-
-
-def keep_known(tensor, copy) -> None:
-    """Lengths, masks and labels stay known in a copy on the card: models choose by them."""
-    if not tensor.is_floating_point() and tensor.numel() <= MOST:
-        with _disable_current_modes():
-            copy._known = known(tensor)
-
-
-class Moves(TorchFunctionMode):
-    """Reads "cuda" wherever a script says it, and says so where a tensor is asked."""
-
-    def __init__(self, where: Where):
-        super().__init__()
-        self.where = where
-        self.default: torch.device | None = None  # as torch.set_default_device says
-
-    def upload(self, tensor):
-        trace = self.where.trace
-        if not isinstance(tensor, torch.Tensor) or tensor.is_meta or self.where.on_card(tensor):
-            return tensor
-        if isinstance(tensor, torch.nn.Parameter):  # an optimizer may have it already: it stays
-            del trace.ids[tensor.untyped_storage()._cdata]
-            trace.see(tensor, "parameters")
-            return tensor
-        if isinstance(tensor, FakeTensor) and tensor.requires_grad and torch.is_grad_enabled():
-            with self.where.to(True):
-                return tensor.clone()
-        out = self.where.like(tensor, True).requires_grad_(tensor.requires_grad)
-        trace.work.copy(out, trace)
-        keep_known(tensor, out)
-        return out
-
-    def download(self, tensor):
-        if not self.where.on_card(tensor):
-            return tensor
-        self.where.trace.work.copy(tensor, self.where.trace)
-        graph = tensor.requires_grad and torch.is_grad_enabled()
-        if not graph and tensor.numel() <= SHOWN:
-            return _ones(tensor)
-        with self.where.to(False):
-            return tensor.clone() if graph else torch.empty_like(tensor)
-
-    def move(self, func, tensor, args, kwargs):
-        """`tensor.to(...)`, `.cuda()` or `.cpu()`."""
-        device, waits, change = torch.device(func.__name__.replace("to", "cpu")), True, {}
-        if func.__name__ == "cuda":
-            _is_card(_number(args[0] if args else kwargs.get("device")))
-        elif func.__name__ == "to":
-            if args and isinstance(args[0], torch.Tensor):
-                args = (CUDA if self.where.on_card(args[0]) else CPU, args[0].dtype, *args[1:])
-            asked = {k: _number(v) for k, v in kwargs.items() if k != "copy"}
-            device, dtype, soon, form = torch._C._nn._parse_to(*map(_number, args), **asked)
-            if device is None or device.type == "meta":
-                return func(tensor, *args, **kwargs)
-            waits, change = not soon, dict(dtype=dtype, memory_format=form)
-            change = {k: v for k, v in change.items() if v is not None}
-        moved = self.upload if _is_card(device) else self.download
-        if not change:
-            return moved(tensor)
-        if _is_card(device) and waits:  # then the host converts
-            return moved(func(tensor, **change))
-        return func(moved(tensor), **change)
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.where.go_on()
-        name, kwargs, where = getattr(func, "__name__", ""), dict(kwargs or {}), self.where
-        first, fake = args[0] if args else None, bool(args) and isinstance(args[0], FakeTensor)
-        if name == "_parse_to" or func is torch.device:  # where to go, in words
-            return func(*map(_number, args[:1]), *args[1:], **kwargs)
-        if name in ("__get__", "__set__"):
-            name = func.__self__.__name__
-            if name in ("is_cuda", "is_cpu") and where.on_card(first):
-                return name == "is_cuda"
-            if name == "grad" and len(args) == 1 and (gradient := func(first)) is not None:
-                where.trace.see(gradient, "gradients")
-            if name == "data" and fake and len(args) == 2 and not isinstance(args[1], FakeTensor):
-                args = (first, where.like(args[1], where.on_card(first)))
-            return func(*args, **kwargs)
-        if isinstance(first, torch.Tensor) and name in ("to", "cuda", "cpu"):
-            return self.move(func, first, args[1:], kwargs)
-        if name in ("numpy", "__array__") and where.on_card(first):
-            raise TypeError(NOT_NUMPY)
-        if fake and name in ("numpy", "tolist", "__array__", "__format__"):
-            where.trace.work.wait(where.trace)
-            return func(_ones(first), *args[1:], **kwargs)
-        if kwargs.get("pin_memory") is True:  # of a factory; the host has no other memory here
-            kwargs["pin_memory"] = False
-        if self.default and kwargs.get("device") is None and _makes(func):
-            kwargs["device"] = self.default
-        if "device" in kwargs:
-            kwargs["device"] = _number(kwargs["device"])
-        card = any(map(_is_card, (*args, *kwargs.values())))
-        if card:
-            args = tuple(CPU if _is_card(a) else a for a in args)
-            kwargs = {k: CPU if _is_card(v) else v for k, v in kwargs.items()}
-        away = not card and str(kwargs.get("device")) == "cpu" and where.on_card(args)
-        asked = True if card else False if away else where.asked
-        with where.to(asked, () if away else (args, kwargs)):
-            out = func(*args, **kwargs)
-        return tree_map(self.upload, out) if card else out
-
-
-IN_TORCH = [f.__code__ for f in (Moves.__torch_function__, Where.__torch_dispatch__, ENGINE)]
-
-
-def in_torch(frame) -> bool:
-    """Whether torch's C++ stands between the script and this frame: `Where.go_on` stops it."""
-    while frame is not None and frame.f_code not in IN_TORCH:
-        frame = frame.f_back
-    return frame is not None

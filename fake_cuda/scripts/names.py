@@ -1,10 +1,11 @@
-"""Names of torch that a build for the CPU lacks: generators of the card, old types of tensors."""
+"""What a build of torch for the CPU lacks: the card's generators, old types of tensors."""
 
 from collections.abc import Iterator
 
 import torch
 
-from .host import CPU, CUDA, Moves, Where, _is_card, _number
+from .host import CPU, CUDA, Where
+from .moves import Moves, as_device, is_card
 
 TYPES = dict(Float=torch.float32, Double=torch.float64, Half=torch.float16, Byte=torch.uint8)
 TYPES |= dict(BFloat16=torch.bfloat16, Char=torch.int8, Short=torch.int16, Int=torch.int32)
@@ -16,6 +17,8 @@ def names(where: Where, moves: Moves) -> Iterator[tuple]:
     """(owner, name, value) of generators and types."""
     yield torch, "Generator", Generator
     yield torch.cuda, "default_generators", (Generator("cuda"),)
+    yield torch._C, "_get_accelerator", lambda *_: torch.device("cuda")
+    yield torch.Tensor, "record_stream", lambda *_: None
     yield torch.Tensor, "is_pinned", lambda tensor, *_: not where.on_card(tensor)
     yield from _default(moves)
     yield from _types(where)
@@ -33,7 +36,7 @@ class Generator(torch._C.Generator, metaclass=OfAnyPlace):
 
     def __new__(cls, device="cpu"):
         own = super().__new__(cls, device="cpu")
-        own.place = CUDA if _is_card(_number(device)) else CPU
+        own.place = CUDA if is_card(as_device(device)) else CPU
         return own
 
     @property
@@ -46,8 +49,8 @@ def _default(moves: Moves) -> Iterator[tuple]:
     change, answer = torch.set_default_device, torch.get_default_device
 
     def set_default(device) -> None:
-        device = _number(device)
-        moves.default = CUDA if device is not None and _is_card(str(device)) else None
+        device = as_device(device)
+        moves.default = CUDA if device is not None and is_card(str(device)) else None
         change(None if moves.default else device)
 
     yield torch, "set_default_device", set_default

@@ -2,25 +2,23 @@
 
 import copy
 import os
-import traceback
 from collections.abc import Iterator
 from urllib.parse import parse_qs, urlparse
 
 import torch
 import torch.distributed as dist
-import torch.distributed._composable.fsdp
-import torch.distributed.fsdp
-import torch.distributed.tensor.parallel
 from torch._C._distributed_c10d import _create_work_from_future
+from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .card import Anything
-from .host import Moves, Where, _is_card, _number
-from .words import SEVERAL, Stop, stood
+from ..shards import of_dtensor
+from .answers import Anything
+from .host import Where
+from .moves import Moves, as_device, is_card
+from .words import SEVERAL, Stop
 
 NAME = "one_rank"  # of the backend that stands in for all others
-SHARDED = "uses {} in {}: one rank of {} is not predicted yet"
 NCCL = "What NCCL itself takes on the card is not counted."
 
 
@@ -33,7 +31,6 @@ def ranks(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from _objects()
     yield dist, "Reducer", _reducer(where)
     yield from _data_parallel(moves)
-    yield from _sharded()
     yield from _second_card()
     yield torch.multiprocessing, "start_processes", start
     yield torch.multiprocessing, "spawn", start
@@ -107,8 +104,10 @@ def _groups(run) -> Iterator[tuple]:
         backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, **options
     ):
         _only(_world(init_method, world_size, rank, store))
-        _is_card(options.get("device_id"))
+        is_card(options.get("device_id"))
         begin(NAME, rank=0, world_size=1, store=dist.HashStore())
+        for owner, name, function in of_dtensor():
+            setattr(owner, name, function)
         asked[c10d.GroupMember.WORLD] = backend or "undefined"
         if "nccl" in str(backend or "nccl"):
             run.note(NCCL)
@@ -126,8 +125,9 @@ def _groups(run) -> Iterator[tuple]:
     found |= dict(get_backend=get_backend, is_nccl_available=lambda: True)
     found |= dict(barrier=lambda *_, **__: None, monitored_barrier=lambda *_, **__: None)
     for name, function in found.items():
-        yield dist, name, function
-        yield c10d, name, function
+        for owner in (dist, c10d, device_mesh):  # a mesh may be what makes the first group
+            if hasattr(owner, name):
+                yield owner, name, function
 
 
 def _world(init_method, world_size: int, rank: int, store) -> int:
@@ -159,11 +159,11 @@ def _objects() -> Iterator[tuple]:
     def all_gather_object(object_list, obj, group=None):
         object_list[0] = copy.deepcopy(obj)
 
-    def gather_object(obj, object_gather_list=None, dst=None, group=None, group_dst=None):
+    def gather_object(obj, object_gather_list=None, *_, **__):
         object_gather_list[0] = copy.deepcopy(obj)
 
-    def scatter_object_list(output, given=None, src=None, group=None, group_src=None):
-        output[0] = copy.deepcopy(given[0])
+    def scatter_object_list(scatter_object_output_list, scatter_object_input_list=None, *_, **__):
+        scatter_object_output_list[0] = copy.deepcopy(scatter_object_input_list[0])
 
     found = dict(all_gather_object=all_gather_object, gather_object=gather_object)
     found |= dict(scatter_object_list=scatter_object_list)
@@ -211,7 +211,7 @@ def _data_parallel(moves: Moves) -> Iterator[tuple]:
     def checked(init):
         def begin(self, module, device_ids=None, *args, **options):
             for device in device_ids or ():
-                _is_card(_number(device))
+                is_card(as_device(device))
             init(self, module, device_ids, *args, **options)
 
         return begin
@@ -225,29 +225,6 @@ def _data_parallel(moves: Moves) -> Iterator[tuple]:
     yield torch.nn.DataParallel, "forward", forward
 
 
-def _sharded() -> Iterator[tuple]:
-    """What cuts a model into DTensors or flat shards is refused by its name.
-
-    Their operations on fake tensors would count whole tensors for pieces, and frees of storages
-    (FSDP resizes them to 0) would not be seen.
-    """
-
-    def refused(name: str):
-        def refuse(*_, **__):
-            raise Stop(SHARDED.format(name, stood(traceback.extract_stack()), name))
-
-        return refuse
-
-    fsdp, tensor = torch.distributed.fsdp, torch.distributed.tensor
-    for owner in (fsdp, fsdp._fully_shard, torch.distributed._composable.fsdp):
-        yield owner, "fully_shard", refused("fully_shard")
-    whole = "FullyShardedDataParallel"
-    yield fsdp.FullyShardedDataParallel, "__init__", refused(whole)
-    yield tensor, "distribute_tensor", refused("distribute_tensor")
-    yield tensor, "distribute_module", refused("distribute_module")
-    yield tensor.parallel, "parallelize_module", refused("parallelize_module")
-
-
 # ------------------------------------------------------------------------------------- the card
 
 
@@ -255,7 +232,7 @@ def _second_card() -> Iterator[tuple]:
     """To choose another card than the first is as wrong as to put a tensor on it."""
 
     def choose(device=None, *_, **__):
-        _is_card(_number(device))
+        is_card(as_device(device))
 
     class device(Anything):
         def __init__(self, device=None):

@@ -29,7 +29,8 @@ def repeats(run, where: Where) -> Iterator[tuple]:
     def called(module, *args, **options):
         root = run.trace.root
         asks = None
-        if not (torch.is_grad_enabled() or module.training) and root and root() is module:
+        alone = root and root() is module and not module.training
+        if alone and not torch.is_grad_enabled() and not _watched(module):
             asks = _asks(where, args, options)
         if asks is None:
             return call(module, *args, **options)
@@ -47,6 +48,11 @@ def repeats(run, where: Where) -> Iterator[tuple]:
         return out
 
     yield torch.nn.Module, "_call_impl", called
+
+
+def _watched(module) -> bool:
+    """Whether hooks are called in a pass: they may do anything."""
+    return any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
 
 
 def _asks(where: Where, args: tuple, options: dict) -> tuple | None:

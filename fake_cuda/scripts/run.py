@@ -18,25 +18,27 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import transformers
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
-from ..simulation import Simulation, simulate
+from ..simulation import simulate
 from ..trace import HOST, Trace
-from . import card as cards
 from . import changes, view, watch
-from .apart import Printed
+from .answers import forget_machine
+from .attempt import Attempt, Outcome
+from .card import MemoryOfTrace, card_of_script
 from .closures import passes_first
-from .host import UPDATES, Moves, Where, in_torch
+from .host import UPDATES, Where
+from .keeper import ANEW, Printed
+from .moves import Moves, in_torch
+from .reasons import alone, why
 from .source import cells_or_code
-from .words import Stop, TimeOver, alone, in_line, why
+from .words import Stop, TimeOver, in_line
 
 ONE_UPDATE = "It took one update only: from the second on, an optimizer's states stand all along."
 BY_HAND = "No optimizer took a step: weights written after a backward pass are its updates."
@@ -46,7 +48,7 @@ NOT_UPDATED = (
 )
 RAN_OUT = "It ran out of memory {} and went on: this is what it came to{}."
 ONE_PROCESS = "It was run as one process of one, as torchrun would run it."
-OVER = "took no update and ran no model in {}: --timeout gives it more time"
+OVER = "took no update and ran no model on the card in {}: --timeout gives it more time"
 STOPPED = "It was stopped after {}."
 STARTS = "starts another program to train, `{}`: give that one to the prediction"
 PROCESS = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
@@ -57,52 +59,32 @@ NOTHING_THERE = "puts nothing on the card: it trains on the CPU"
 NEVER = "never runs a model on the card: it ended without a forward pass"
 
 
+def work(attempt: Attempt, base: str, tell: Callable) -> Outcome:
+    """An attempt, in the process of the script; `apart.Process` says what `base` and `tell` are."""
+    torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
+    asked, outcome = attempt.asked, Outcome()
+    folders = [os.getcwd()]
+    if not asked["module"]:
+        folders.append(os.path.dirname(os.path.abspath(asked["path"])))
+    try:
+        outcome.way = view.enter(base, folders, asked["network"], asked["ways"])
+        if outcome.way == "watched":
+            outcome.notes.append(view.WATCHED)
+        outcome.found = simulate(Run(attempt, base, outcome, tell), **attempt.card)
+    except Again as again:
+        before = dict(limited=attempt.limited, environment=attempt.environment)
+        outcome.again = before | again.args[0]
+    except (Failure, ValueError, OSError) as error:
+        outcome.failure = str(error)
+    return outcome
+
+
 class Failure(Exception):
     """Why there is no answer, in words that follow the script's name."""
 
 
 class Again(Exception):
     """The script is to be run once more, with these fields of `Attempt`."""
-
-
-@dataclass
-class Outcome:
-    """What came of an attempt: a simulation, or a failure in words; or what to try again."""
-
-    found: Simulation | None = None
-    failure: str = ""
-    notes: list[str] = field(default_factory=list)
-    updates: int = 0
-    way: str = ""
-    again: dict | None = None
-
-
-@dataclass
-class Attempt:
-    """One run of a script in its process. `asked` are the attributes of `Script`, `card` the
-    keywords of `simulate`; `limited` says whether memory may run out."""
-
-    asked: dict
-    card: dict
-    limited: bool = True
-    environment: dict = field(default_factory=dict)
-
-    def __call__(self, base: str, tell: Callable) -> Outcome:
-        path, outcome = self.asked["path"], Outcome()
-        folders = [os.getcwd()]
-        if not self.asked["module"]:
-            folders.append(os.path.dirname(os.path.abspath(path)))
-        try:
-            outcome.way = view.enter(base, folders, self.asked["network"], self.asked["ways"])
-            if outcome.way == "watched":
-                outcome.notes.append(view.WATCHED)
-            run = Run(self, base, outcome, tell)
-            outcome.found = simulate(run, **self.card)
-        except Again as again:
-            outcome.again = dict(limited=self.limited, environment=self.environment) | again.args[0]
-        except (Failure, ValueError, OSError) as error:
-            outcome.failure = str(error)
-        return outcome
 
 
 class Run:
@@ -133,8 +115,8 @@ class Run:
     def inside(self, trace: Trace) -> Iterator[None]:
         """What `simulate` puts around the run. Nothing is put back: the process ends with it."""
         self.trace, asked = trace, self.asked
-        limit = asked["memory"] - asked["context"] if self.attempt.limited else None
-        self.memory = cards.Memory(trace, limit, self.forget)
+        room = asked["memory"], asked["context"], self.attempt.limited
+        self.memory = MemoryOfTrace(trace, *room, self.forget)
         self.where = where = Where(trace, self.taken, self.memory)
         path = asked["path"] if asked["module"] else self.where_is(os.path.abspath(asked["path"]))
         self.path = path if os.path.isabs(asked["path"]) else asked["path"]
@@ -149,8 +131,8 @@ class Run:
         signal.signal(signal.SIGALRM, self.tick)
         signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
         with where, Moves(where) as moves:
-            answers = cards.answers(trace, asked, self.memory, self.note)
-            for owner, name, value in (*answers, *changes.changes(self, where, moves)):
+            card = card_of_script(trace, asked, self.memory)
+            for owner, name, value in (*card, *changes.changes(self, where, moves)):
                 setattr(owner, name, value)
             yield
 
@@ -198,8 +180,7 @@ class Run:
             ends.append((me, len(trace.phases) - 1, len(trace.events) - 1))
         done, since = min(self.taken.values()), next((k for o, k, _ in ends if o == me), 0)
         # One that an evaluation precedes is not like the others: then the next one tells.
-        late = done == UPDATES and any(_evaluated(op, since) for op in trace.work.operations)
-        if done >= UPDATES and not late:
+        if done > UPDATES or done == UPDATES and not _evaluated(trace.work.operations, since):
             raise Stop
 
     def passed(self) -> None:
@@ -219,7 +200,7 @@ class Run:
             for code in cells_or_code(self.path, self.asked["module"], main):
                 exec(code, main.__dict__)
         except BaseException as raised:
-            error = raised
+            error = _ending(raised)
         finally:
             self.where.over = False
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -228,6 +209,7 @@ class Run:
         if os.getpid() != self.me:  # a process that the script forked, and that came to its end
             traceback.print_exception(error)
             self.leave(0 if error is None else 1)
+        self.tell(ANEW)  # to work out the answer of a long run takes longer than the grace
         self.unused()
         self.judge(error)
         for one, phase, event in self.ends:  # of several, as in a GAN, the last one ends a step
@@ -239,21 +221,25 @@ class Run:
         """Whether what was seen is an answer, and what is to be said of it."""
         self.outcome.updates = updates = min(self.taken.values(), default=self.where.by_hand)
         out = self.memory.ran_out
-        if self.attempt.limited and out and (not updates or _is(error, torch.OutOfMemoryError)):
+        if (
+            self.attempt.limited
+            and out
+            and (not updates or _in_chain(error, torch.OutOfMemoryError))
+        ):
             raise Again(dict(limited=False))  # and say how much it would have needed
         if not self.attempt.environment and alone(error):
             raise Again(dict(environment=PROCESS))
         ends = isinstance(error, SystemExit | Stop | TimeOver | None)
         refused = not ends or isinstance(error, Stop) and str(error)
         status = error.code if isinstance(error, SystemExit) else None
-        passes = self.trace.passes and set(self.trace.kind) > {HOST}
+        on_card = set(self.trace.kind) - {HOST}
         if refused or status and not updates:
             known = self.generated, self.asked["network"], self.trace.guessed
             raise Failure(why(error, Printed.tail, *known))
-        if set(self.trace.kind) <= {HOST} and updates:
+        if updates and not on_card:
             raise Failure(NOTHING_THERE)
         over = isinstance(error, TimeOver) and f"{self.asked['seconds']:.0f} s,{in_line(error)}"
-        if not updates and not passes:
+        if not updates and not (self.trace.passes and on_card):
             lost = IN_THREAD.format(in_line(self.lost)) if self.lost else NEVER
             raise Failure(OVER.format(over) if over else lost)
         if not updates:
@@ -273,22 +259,29 @@ class Run:
             self.note(RAN_OUT.format("once" if out == 1 else f"{out} times", batch))
 
 
-def _is(error, kind: type) -> bool:
+def _in_chain(error: BaseException | None, kind: type) -> BaseException | None:
+    """The last error of a kind among this one and those during which it was raised."""
     while error is not None and not isinstance(error, kind):
         error = error.__cause__ or error.__context__
-    return error is not None
+    return error
 
 
-def _evaluated(op, since: int) -> bool:
-    return op.phase >= since and (op.kind, op.issued) == ("product", "no gradients")
+def _ending(error: BaseException) -> BaseException:
+    """What ended the script: a `finally` of its own may raise anew while it is on its way out."""
+    return _in_chain(error, Stop) or _in_chain(error, TimeOver) or error
+
+
+def _evaluated(operations: list, since: int) -> bool:
+    """Whether more is multiplied without gradients since that phase than before. Some is in each
+    update: forward passes of checkpoints, of functions with a backward of their own, of teachers.
+    """
+    free = [op for op in operations if (op.kind, op.issued) == ("product", "no gradients")]
+    return sum(op.phase >= since for op in free) > sum(op.phase < since for op in free)
 
 
 def _forget(folder: str) -> None:
     """What libraries remember of the machine, and modules that have names of the script's own."""
-    libraries = (transformers.utils.import_utils, transformers.utils.generic)
-    for function in (f for library in libraries for f in vars(library).values()):
-        if hasattr(function, "cache_clear"):
-            function.cache_clear()
+    forget_machine()
     for name in list(sys.modules):
         own = Path(folder, name.split(".")[0])
         file = getattr(sys.modules[name], "__file__", None) or ""

@@ -15,9 +15,10 @@ from torch.utils._pytree import tree_map
 
 from ..trace import FakeTensor
 from ..values import known
-from . import host
+from . import moves as moving
 from .holes import sparse_files
-from .host import Moves, Where, _is_card, _number, keep_known
+from .host import Where
+from .moves import Moves, as_device, is_card, keep_known
 
 SIMULATED = "What {} writes was left out: objects of the simulation cannot be written."
 REBUILD = torch._utils._rebuild_tensor
@@ -54,7 +55,7 @@ class Placed:
         self.device = torch.device(device)
 
     def cuda(self, device=None, *_, **__) -> "Placed":
-        return Placed("cuda:0" if device is None else str(_number(device)))
+        return Placed("cuda:0" if device is None else str(as_device(device)))
 
     def cpu(self) -> "Placed":
         return Placed()
@@ -73,7 +74,7 @@ def files(run, where: Where, moves: Moves) -> Iterator[tuple]:
     keep = transformers.PreTrainedModel.save_pretrained
 
     def save_pretrained(model, *args, **options):
-        with patch.object(host, "SHOWN", 0):  # nobody reads the values of what is moved to be saved
+        with patch.object(moving, "SHOWN", 0):  # nobody reads values that are moved to be saved
             return keep(model, *args, **options)
 
     yield transformers.PreTrainedModel, "save_pretrained", save_pretrained
@@ -90,7 +91,7 @@ def _rebuilt(storage, *place):
 
 def stored(nbytes: int, card: bool) -> Bytes:
     """The storage of a fake tensor, as a pickle names it."""
-    return Bytes(nbytes, _is_card(_place(Here.asked, "cuda:0" if card else "cpu")))
+    return Bytes(nbytes, is_card(_place(Here.asked, "cuda:0" if card else "cpu")))
 
 
 def restored(storage: Bytes, dtype, shape, stride, offset, grad: bool, parameter: bool, values):
@@ -151,7 +152,7 @@ def _load(moves: Moves):
         on_card = set()
 
         def where_to(storage, tag):
-            if _is_card(_place(map_location, tag)):
+            if is_card(_place(map_location, tag)):
                 on_card.add(storage._cdata)
             return storage
 

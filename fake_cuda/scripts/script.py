@@ -1,18 +1,21 @@
 """A training script and its arguments, as a run for `simulate`."""
 
-import io
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from .attempt import Attempt, Outcome
+
 try:
-    from .apart import Ended, apart
-    from .run import Attempt
+    from . import apart
 except ModuleNotFoundError as error:  # Windows
     if error.name not in ("fcntl", "termios"):
         raise
-    apart = Attempt = Ended = None
+    apart = None
+
+RUN = f"{__package__}.run"  # loads torch and transformers: in the script's process
 
 SECONDS = 300.0
 
@@ -46,9 +49,22 @@ class Script:
         self.network, self.seconds, self.ways = network, seconds, tuple(ways)
         self.say = say or (lambda text: None)
         self.note, self.printed, self.updates, self.way = "", "", 0, ""
+        self._waiting = None  # a process that was started before it is needed
         self.__name__ = self.path if module else Path(path).name
         if not module:
             _check(Path(path))
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """Its process starts at once: it loads its libraries while the caller loads its own."""
+        if apart is None:
+            yield
+            return
+        with apart.Process(RUN, self.seconds) as self._waiting:
+            try:
+                yield
+            finally:
+                self._waiting = None
 
     def simulated(self, **card) -> object:
         """The `Simulation` of its run; `card` are the keywords of `simulate`."""
@@ -67,30 +83,43 @@ class Script:
         names = "path module arguments memory context card network seconds ways".split()
         return {name: getattr(self, name) for name in names}
 
-    def _attempt(self, attempt: Attempt):
-        began, seen, printed = time.monotonic(), {}, io.BytesIO()
+    def _attempt(self, attempt: Attempt) -> Outcome:
+        began, seen = time.monotonic(), {}
 
         def heard(message: dict | None) -> None:
             seen.update(message or {})
             words = ", ".join(f"{n} {what}" for what, n in seen.items())
             self.say(f"{self.__name__}: {time.monotonic() - began:.0f} s, {words or 'starting'}")
 
+        process, self._waiting = self._waiting or apart.Process(RUN, self.seconds), None
         try:
-            return apart(attempt, seconds=self.seconds, heard=heard, printed=printed)
-        except Ended as end:
-            raise ValueError(f"{self.path} {self._ended(end, seen, printed)}") from None
+            with process:
+                return process.do(attempt, heard)
+        except apart.Ended as end:
+            told = self._ended(end, process.printed, seen)
+            raise ValueError(f"{self.path} {told}") from None
         finally:
-            self.printed = printed.getvalue().decode(errors="replace")[-4000:]
+            self.printed = process.printed[-4000:]
 
-    def _ended(self, end: Ended, seen: dict, printed: io.BytesIO) -> str:
+    def _ended(self, end: Exception, printed: str, seen: dict) -> str:
         if end.status is None:
-            lines = printed.getvalue().decode(errors="replace").splitlines()
-            frames = [line.strip() for line in lines if line.startswith("  File ")]
-            own = [f for f in frames if os.path.basename(self.path) in f] or frames or ["nowhere"]
-            return f"took no update in {self.seconds:.0f} s and does not react: {own[0]}"
+            updates = "".join(f"{n} {what}" for what, n in seen.items() if n and "updates" in what)
+            place = _stood(printed, os.path.basename(self.path))
+            return (
+                f"took {updates or 'no update'} in {self.seconds:.0f} s and does not react: {place}"
+            )
         if end.status == -9:
             return "was ended by the system, as it does where this machine's memory runs out"
         return f"ended its process itself, with status {end.status}, before it took an update"
+
+
+def _stood(printed: str, name: str) -> str:
+    """Where the script's own thread was, in the last that faulthandler wrote: it names this thread
+    "Current", puts others before it, and writes 100 frames of each. With the file of that name
+    among them, its line."""
+    own = printed.rpartition("Current thread")[2]
+    frames = [line.strip() for line in own.splitlines() if line.startswith("  File ")]
+    return next((f for f in frames if name in f), (frames or ["nowhere"])[0])
 
 
 def _check(path: Path) -> None:

@@ -29,23 +29,34 @@ CALLS = tuple(f"socket.{name}" for name in CALLS)
 def watch(base: str, network: bool) -> None:
     """Refuse, in Python, to change what lies outside of `base`, to start programs, and unless the
     `network` is open to call other machines."""
-    allowed = tuple(os.path.realpath(p) + os.sep for p in (base, "/dev", "/proc/self"))
+    guard = _Guard(base)
+    asked = {"open": guard.opened, **dict.fromkeys(CHANGES, guard.changed)}
+    asked |= dict.fromkeys(PROGRAMS, _started)
+    if not network:
+        asked |= dict.fromkeys(CALLS, _called)
 
     def heard(event: str, given: tuple) -> None:
-        if event == "open" and isinstance(given[2], int) and given[2] & WRITES:
-            if not isinstance(given[0], int):
-                check(given[0], -1, True)
-        elif event in CHANGES:
-            names, folder, follows = CHANGES[event]
-            for k, name in enumerate(names):
-                check(given[name], *given[folder + k : folder + k + 1] or (-1,), follows)
-        elif event in PROGRAMS:
-            raise PermissionError(errno.EPERM, NO_PROGRAMS, str(given[0]))
-        elif event in CALLS and not network:
-            if getattr(given[0], "family", None) != getattr(socket, "AF_UNIX", 0):
-                raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+        if event in asked:
+            asked[event](event, given)
 
-    def check(path, folder: int, follows: bool) -> None:
+    for module in (sqlite3, sqlite3.dbapi2):
+        module.connect = functools.partial(guard.connected, module.connect)
+    for name in ("mkfifo", "mknod"):
+        setattr(os, name, functools.partial(guard.made, getattr(os, name)))
+    os.open = functools.partial(_opened, os.open)
+    sys.addaudithook(heard)
+
+
+class _Guard:
+    """Lets files be changed in some folders alone: PermissionError for any other."""
+
+    def __init__(self, base: str):
+        folders = (base, "/dev", "/proc/self")
+        self.allowed = tuple(os.path.realpath(folder) + os.sep for folder in folders)
+
+    def check(self, path, folder: int, follows: bool) -> None:
+        """Whether `path`, or an open file's number, may be changed. It may be relative to an open
+        `folder`, -1 for none; `follows` says whether a link's target changes."""
         path = _named(path) if isinstance(path, int) else os.fsdecode(path)
         if path.startswith("file:"):  # sqlite's
             path = unquote(path[5:].split("?")[0])
@@ -53,29 +64,48 @@ def watch(base: str, network: bool) -> None:
             return
         path = os.path.abspath(os.path.join("" if folder < 0 else _named(folder), path))
         real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-        if not (os.path.realpath(path) if follows else real).startswith(allowed):
+        if not (os.path.realpath(path) if follows else real).startswith(self.allowed):
             raise PermissionError(errno.EACCES, "outside of the script's folder", path)
 
-    def attached(action: int, path: str | None, *_) -> int:
-        if action == ATTACH:  # what is raised here, sqlite denies; it tells no path of a parameter
-            check("/?" if path is None else path, -1, True)
-        return 0
+    def opened(self, event: str, given: tuple) -> None:
+        """A file is opened, here by its name, perhaps to write."""
+        path, _, flags = given
+        if isinstance(flags, int) and flags & WRITES and not isinstance(path, int):
+            self.check(path, -1, True)
 
-    def made(make, path, *rest, dir_fd=None):  # of which the hook hears nothing
-        check(path, -1 if dir_fd is None else dir_fd, False)
+    def changed(self, event: str, given: tuple) -> None:
+        """One of the `CHANGES`."""
+        names, first, follows = CHANGES[event]
+        for k, name in enumerate(names):
+            folder = given[first + k] if first + k < len(given) else -1
+            self.check(given[name], folder, follows)
+
+    def made(self, make, path, *rest, dir_fd=None):
+        """os.mkfifo and os.mknod, of which the hook hears nothing."""
+        self.check(path, -1 if dir_fd is None else dir_fd, False)
         return make(path, *rest, dir_fd=dir_fd)
 
-    def connected(connect, *given, **named):
+    def connected(self, connect, *given, **named):
+        """sqlite3.connect; the connection asks before it attaches another database."""
         connection = connect(*given, **named)
-        connection.set_authorizer(attached)
+        connection.set_authorizer(self.attached)
         return connection
 
-    for module in (sqlite3, sqlite3.dbapi2):
-        module.connect = functools.partial(connected, module.connect)
-    for name in ("mkfifo", "mknod"):
-        setattr(os, name, functools.partial(made, getattr(os, name)))
-    os.open = functools.partial(_opened, os.open)
-    sys.addaudithook(heard)
+    def attached(self, action: int, path: str | None, *_) -> int:
+        """What is raised here, sqlite denies; it tells no path of a parameter."""
+        if action == ATTACH:
+            self.check("/?" if path is None else path, -1, True)
+        return 0
+
+
+def _started(event: str, given: tuple) -> None:
+    raise PermissionError(errno.EPERM, NO_PROGRAMS, str(given[0]))
+
+
+def _called(event: str, given: tuple) -> None:
+    """A machine is called, unless it is this one by a socket that is a file."""
+    if getattr(given[0], "family", None) != getattr(socket, "AF_UNIX", 0):
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
 
 
 def trains(words: list[str]) -> bool:

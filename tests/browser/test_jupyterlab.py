@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import SENTENCE, WIDGET
+from tools.lab import SENTENCE, WIDGET
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "build" / "browser"

@@ -1,0 +1,163 @@
+"""Write `data/calculators.csv`: what the usual calculators say of runs that others measured.
+
+    python -m evidence calculators
+
+The runs are those of `data/real_cards.csv` that were judged, whose peak of tensors is known, and
+that train all weights with AdamW, or 16-bit weights with LoRA. What each calculator is given:
+
+- `accelerate estimate-memory`: its own functions, on the model without its head, as it builds it;
+  the column "float16" for runs with 16-bit products. It asks for nothing else.
+- 16 bytes a parameter: weight, gradient, two averages and a copy; frozen ones take their format's.
+- The formula: Korthikanti and others, "Reducing Activation Recomputation in Large Transformer
+  Models" (arXiv 2205.05198), sections 4 and 5. A layer keeps s b h (34 + 5 a s / h) bytes in 16
+  bits, without the second term where attention keeps no scores, and 2 s b h with checkpointing;
+  last norm, output layer and logits in 32 bits add 4 s b h (1 + v / h). Left out: the mask of a
+  dropout behind the embedding, s b h in all. NVIDIA's own program has the same terms, with an inner
+  width f: s b h (18 + 4 f / h), which is 34 for f = 4 h, and 4 s b h (1 + v / h)
+  (megatron/training/theoretical_memory_usage.py of NVIDIA/Megatron-LM @00caa53a).
+  In 32 bits all but the masks are twice as large: that is our extension. To that come the bytes of
+  weights, gradients and averages in the formats of the run.
+
+Some of these runs showed us a missing rule of the prediction: so the predictions had seen the runs,
+and the calculators had not.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from accelerate.commands.estimate import estimate_training_usage
+from accelerate.utils import calculate_maximum_sizes
+from transformers import AutoModel
+
+from evidence.decoder import WORDS, Decoder
+from evidence.litgpt_model import Model
+from evidence.sources import course, fms, litgpt, torchtune_packed
+from evidence.tables import DATA, replace_file
+from helpers.workloads import MODELS
+
+QUANTITIES = ("allocated", "active")  # of tensors; others count the driver's part too
+GUESSES = ("accelerate", "sixteen_bytes", "formula")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the calculators ask of a run. `width` is the model's, `bits` those of its products."""
+
+    model: torch.nn.Module  # without data, trained weights marked
+    known: torch.nn.Module  # what accelerate would build
+    batch: int
+    length: int
+    width: int
+    layers: int
+    heads: int
+    vocabulary: int
+    bits: int = 16
+    scores: bool = False  # attention keeps them
+    checkpointed: bool = False
+
+    def bytes_of(self, trained: bool) -> int:
+        sizes = (p for p in self.model.parameters() if p.requires_grad == trained)
+        return sum(p.numel() * p.element_size() for p in sizes)
+
+    def accelerate(self) -> float:
+        """The largest number of the row "Training using Adam"; it counts in 32 bits."""
+        size = calculate_maximum_sizes(self.known.to(torch.float32))[0]
+        return max(estimate_training_usage(size, f"float{self.bits}").values())
+
+    def sixteen_bytes(self) -> float:
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        return 16 * trained + self.bytes_of(trained=False)
+
+    def formula(self) -> float:
+        one = self.batch * self.length * self.width  # s b h
+        wide = self.bits // 16
+        if self.checkpointed:
+            layer = 2 * wide * one
+        else:
+            scores = (4 * wide + 1) * self.heads * self.length / self.width if self.scores else 0
+            layer = one * (32 * wide + 2 + scores)
+        ends = 4 * one * (1 + self.vocabulary / self.width)
+        weights = self.bytes_of(trained=False) + 4 * self.bytes_of(trained=True)
+        return weights + self.layers * layer + ends
+
+
+Found = Iterator[tuple[str, str, Case]]  # set, run, and what is known of it
+
+
+def of_fms() -> Found:
+    for name, (workload, methods) in fms.MODELS.items():
+        config = workload.config
+        shape = [4096, config.hidden_size, config.num_hidden_layers]
+        shape += [config.num_attention_heads, config.vocab_size]
+        for method in (name for name in ("LoRA", "full") if name in methods):
+            model = MODELS[workload.task].from_config(copy.deepcopy(config))
+            model = fms.METHODS[method][0](model)
+            known = AutoModel.from_config(copy.deepcopy(config))
+            for batch in methods[method]:
+                case = Case(model, known, batch, *shape, checkpointed=True)
+                yield "fms", f"{name} {method}, batch {batch}", case
+
+
+def of_litgpt() -> Found:
+    for name, s in litgpt.RUNS.items():
+        if s.quantized:
+            continue
+        model = Model(s)
+        for part, p in model.named_parameters():
+            p.requires_grad_("lora" in part or not s.rank)
+        known = Model(s)
+        del known.head
+        for part in known.modules():  # without adapters
+            for adapter in ("lora_a", "lora_b"):
+                part._parameters.pop(adapter, None)
+        shape = s.batch, s.length, s.width, s.layers, s.heads, s.vocabulary
+        yield "litgpt", name, Case(model, known, *shape)
+
+
+def of_torchtune() -> Found:
+    t = torchtune_packed
+    shape = 2, t.LENGTH, t.WIDTH, t.LAYERS, t.HEADS, t.VOCABULARY
+    case = Case(t.Model().to(torch.bfloat16), t.Model(), *shape)
+    yield "torchtune", "Llama-3.2-3B, packed", case
+
+
+def of_course() -> Found:
+    students = {"csdiywithme": course.CSDIYWITHME, "linyun": course.LINYUN}
+    students |= {"niuhuang": course.NIUHUANG, "sidsoc12": course.SIDSOC12}
+    for student, runs in (students | {"wedsonlin": course.WEDSONLIN}).items():
+        for name, s in runs.items():
+            if s.stage == "train":
+                shape = s.batch, s.length, s.width, s.layers, s.heads, WORDS
+                model, bits = Decoder(s), 16 if s.bf16 else 32
+                case = Case(model, Decoder(s), *shape, bits, scores=True)
+                yield f"course-{student}", name, case
+
+
+def cases() -> Found:
+    """What is known of each run, on models without data."""
+    with torch.device("meta"):
+        for source in (of_fms, of_litgpt, of_torchtune, of_course):
+            yield from source()
+
+
+def compared() -> pd.DataFrame:
+    """One row a run: measured, predicted, and what each calculator says, in bytes."""
+    rows = pd.read_csv(DATA / "real_cards.csv").query("role == 'judged'")
+    rows = rows[rows["quantity"].isin(QUANTITIES)].set_index(["set", "run"])
+    found = []
+    for name, run, case in cases():
+        if (name, run) in rows.index:  # some rows of a set calibrate
+            known = rows.loc[(name, run)]
+            row = {"set": name, "run": run, "model": known["model"]}
+            full = all(p.requires_grad for p in case.model.parameters())
+            row |= {"kind": "full" if full else "LoRA", "measured": known["measured"]}
+            row |= {"predicted": known["predicted"]}
+            found.append(row | {guess: int(getattr(case, guess)()) for guess in GUESSES})
+    return pd.DataFrame(found)
+
+
+def write() -> None:
+    replace_file(DATA / "calculators.csv", compared())

@@ -1,0 +1,269 @@
+"""Two small networks learn Python's source under the habits of lesson 20: the recorded runs.
+
+    nice python -m evidence.dynamics        appends to data/measurements/dynamics.csv
+
+A seed draws the first weights and the order of the data, the same ones under every habit: so
+habits are compared in pairs. All seeds of one rate train at once (`vmap`). A group of them that
+stands in the table is not run again: stop and start as you like. About 12 minutes on one CPU core.
+The networks and `learn` are in `dynamics_networks.py`.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from itertools import islice
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from evidence.dynamics_networks import Bytes, Decoder, adamw, judged, learn, sgd, windows
+from evidence.tables import MEASURED, today
+from helpers import language_modelling
+from helpers.hardware import versions
+
+ROWS = MEASURED / "dynamics.csv"
+SEEDS = range(8)
+LOST = 6.0  # beyond this loss a run diverged, and its row has none
+
+
+class Kind(NamedTuple):
+    """A network, its optimizer, and what is tried with it."""
+
+    make: Callable
+    optimizer: Callable
+    reads: int  # bytes
+    stride: int  # from one stretch of its text to the next
+    batch: int
+    rates: tuple[float, ...]
+    low: tuple[float, ...] = ()  # rates below those: no way should be best at the lowest one
+    fewer: tuple[str, ...] = ()  # ways that are not tried
+    batches: dict[int, tuple[int, tuple[float, ...]]] = {}  # most steps, and rates, by its size
+    goal: float = math.nan  # the held-out loss to which steps are counted
+    labelled: int = 0  # samples with labels, where there are few
+    tuned: tuple[float, ...] = ()  # rates for those
+
+
+STEPS, FEW = 240, 100
+HABIT, FALLING = "constant rate", "linear to 0"
+KINDS = {
+    "decoder, AdamW": Kind(
+        make=Decoder,
+        optimizer=adamw,
+        reads=32,
+        stride=8,
+        batch=4,
+        rates=(0.01, 0.02, 0.04),
+        low=(0.005,),
+        fewer=("one cycle", "growing batch"),
+    ),
+    "MLP, SGD": Kind(
+        make=Bytes,
+        optimizer=sgd,
+        reads=8,
+        stride=3,
+        batch=16,
+        rates=(0.25, 0.5, 1.0, 2.0),
+        low=(0.12,),
+        batches={
+            4: (800, (0.06, 0.12, 0.25)),
+            16: (400, (0.12, 0.25, 0.5, 1.0)),
+            64: (200, (0.25, 0.5, 1.0, 2.0)),
+            256: (120, (0.25, 0.5, 1.0, 2.0)),
+        },
+        goal=3.2,
+        labelled=128,
+        tuned=(0.01, 0.025, 0.05, 0.1, 0.25),
+    ),
+}
+WAYS = {
+    HABIT: {},
+    FALLING: {"schedule": "linear"},
+    "WSD": {"schedule": "warmup_stable_decay", "warm_up": 0.1},
+    "Trainer's default": {"schedule": "linear", "clip": 1.0},
+    "warm-up": {"schedule": "constant_with_warmup", "warm_up": 0.1},
+    "clipped": {"clip": 1.0},
+    "growing batch": {},
+    "one cycle": {"schedule": "cosine", "warm_up": 0.3},
+}
+BAD = ("start x 3", "start x 3, LayerNorm")
+OF_THE_NET = {  # what the network itself does otherwise
+    "decoder, AdamW": {"without LayerNorm": {"norm": False}},
+    "MLP, SGD": {
+        "LayerNorm": {"norm": True},
+        "start x 3": {"gain": 3.0},
+        "start x 3, LayerNorm": {"norm": True, "gain": 3.0},
+    },
+}
+ADAPTED = ("from scratch", "old body", "old body, gradual", "old body, head alone", "features")
+
+
+class Group(NamedTuple):
+    """The seeds of one way at one rate: what is run at once."""
+
+    experiment: str
+    network: str
+    way: str
+    batch: int
+    rate: float
+
+
+def groups() -> Iterator[Group]:
+    for name, kind in KINDS.items():
+        for way in [*WAYS, *OF_THE_NET[name]]:
+            rates = kind.rates[:2] if way in BAD else kind.low + kind.rates
+            rates = () if way in kind.fewer else rates
+            yield from (Group("habits", name, way, kind.batch, rate) for rate in rates)
+        for way in ADAPTED:
+            size = kind.labelled // 4
+            yield from (Group("few labels", name, way, size, rate) for rate in kind.tuned)
+        for size, (_, rates) in kind.batches.items():
+            yield from (Group("batches", name, HABIT, size, rate) for rate in rates)
+
+
+@cache
+def texts(network: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """To train on, and held out: both networks are judged on the same 200 stretches of 33 bytes,
+    none of which stands in the text for training."""
+    kind = KINDS[network]
+    blocks = torch.as_tensor(language_modelling("tiny").data("train")["input_ids"][:8000])
+    seen = bytes(blocks.clamp(max=127).flatten().tolist())
+    unseen = (w for w in windows("test", 200, 33, 33) if bytes(w.tolist()) not in seen)
+    held_out = torch.stack(list(islice(unseen, 200)))
+    size = kind.reads + 1
+    train = windows("train", 8000, size, kind.stride)
+    return train, held_out.unfold(1, size, kind.stride).reshape(-1, size)
+
+
+def sizes(way: str, batch: int) -> list[int]:
+    """The batch of each step: as many steps and samples, whether it grows or not."""
+    thirds = [1, 3, 8] if way == "growing batch" else [4, 4, 4]
+    return [third * batch // 4 for third in thirds for _ in range(STEPS // 3)]
+
+
+def habit(group: Group) -> dict[str, torch.Tensor]:
+    """Loss by way: a constant rate hands out the mean of its last five checkpoints, too."""
+    kind, (train, held_out) = KINDS[group.network], texts(group.network)
+    change = OF_THE_NET[group.network].get(group.way, {})
+    nets = [torch.manual_seed(seed) and kind.make(**change) for seed in SEEDS]
+    batches, kept, long = sizes(group.way, group.batch), [], []
+    options = WAYS.get(group.way, {})
+    run = learn(nets, SEEDS, group.rate, train, kind.optimizer, batches, **options)
+    for t, (weights, norms) in enumerate(run):
+        long.append(norms > 1)
+        if (len(batches) - 1 - t) % 10 == 0 and len(batches) - t < 50:
+            kept.append({name: w.clone() for name, w in weights.items()})
+    facts = {"long": torch.stack(long).float().mean(0)}
+    found = {group.way: {"loss": judged(nets[0], weights, held_out), **facts}}
+    if group.way == HABIT:
+        mean = {name: torch.stack([w[name] for w in kept]).mean(0) for name in weights}
+        found["mean of five"] = {"loss": judged(nets[0], mean, held_out), **facts}
+    return found
+
+
+def batch(group: Group) -> dict:
+    """Steps until the held-out loss is first below the goal, looked up at every sixteenth more."""
+    kind, (train, held_out) = KINDS[group.network], texts(group.network)
+    nets = [torch.manual_seed(seed) and kind.make() for seed in SEEDS]
+    most, reached = kind.batches[group.batch][0], torch.full((len(SEEDS),), math.nan)
+    run = learn(nets, SEEDS, group.rate, train, kind.optimizer, [group.batch] * most)
+    for t, (weights, _) in enumerate(run, start=1):
+        if t % max(1, t // 16) == 0:
+            loss = judged(nets[0], weights, held_out[: len(held_out) // 4])
+            reached[(loss < kind.goal) & reached.isnan()] = t
+            if not reached.isnan().any():
+                break
+    return {group.way: {"loss": loss, "steps_to_goal": reached}}
+
+
+def label(rows):
+    """What kind of sign the next byte is: a letter, a digit, a space or another."""
+    kinds = [1 * chr(b).isalpha() + 2 * chr(b).isdigit() + 3 * chr(b).isspace() for b in range(128)]
+    return torch.tensor(kinds)[rows]
+
+
+def kind_of_sign(net, weights, rows):
+    logits = functional_call(net, weights, rows[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), label(rows)[:, -logits.shape[1] :].flatten())
+
+
+@cache
+def teacher(network: str) -> dict[str, torch.Tensor]:
+    """The weights of a network that learned to guess bytes, without its head."""
+    kind, (train, _) = KINDS[network], texts(network)
+    torch.manual_seed(999)
+    rate, batches = kind.rates[1], [kind.batch] * 3 * STEPS
+    run = learn([kind.make()], [999], rate, train, kind.optimizer, batches, schedule="linear")
+    *_, (weights, _) = run
+    return {name: w[0].clone() for name, w in weights.items() if not name.startswith("head")}
+
+
+def thawed(net, way: str) -> Callable:
+    """Whether a weight trains at a step: the head alone, or ever more from the top."""
+    names = [name for name, _ in net.named_parameters()]
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    place = {name: len(modules) - modules.index(name.rpartition(".")[0]) for name in names}
+    pace = {"old body, gradual": FEW / 2 / len(modules), "old body, head alone": math.inf}
+    return lambda t, name: place[name] <= 1 + t / pace[way] if way in pace else True
+
+
+def imitated(old: nn.Module, net, weights, rows):
+    """The labelled stretch, and beside it one without labels whose features a trained body has."""
+    middle = rows.shape[1] // 2
+    with torch.no_grad():
+        wanted = old(rows[:, middle:-1])
+    bare = {name: w for name, w in weights.items() if not name.startswith("head")}
+    features = functional_call(old, bare, rows[:, middle:-1])
+    return kind_of_sign(net, weights, rows[:, :middle]) + 3 * F.mse_loss(features, wanted)
+
+
+def adapted(group: Group) -> dict:
+    """A new task with few labels: from scratch, from a trained body, or imitating its features."""
+    kind, (train, held_out) = KINDS[group.network], texts(group.network)
+    nets, old, data = [], kind.make(), train[: kind.labelled]
+    loss, body = kind_of_sign, group.way.startswith("old body")
+    for seed in SEEDS:
+        torch.manual_seed(seed)
+        nets.append(kind.make(out=4))
+        if body:
+            nets[-1].load_state_dict(teacher(group.network), strict=False)
+    if group.way == "features":
+        old.head = nn.Identity()
+        old.load_state_dict(teacher(group.network))
+        others = train[kind.labelled : 65 * kind.labelled]
+        data, loss = torch.cat([data.repeat(64, 1), others], dim=1), partial(imitated, old)
+    options = {"loss": loss, "trains": thawed(nets[0], group.way)}
+    steps = [group.batch] * FEW
+    *_, (weights, _) = learn(nets, SEEDS, group.rate, data, kind.optimizer, steps, **options)
+    return {group.way: {"loss": judged(nets[0], weights, held_out, kind_of_sign)}}
+
+
+def rows_of(group: Group) -> pd.DataFrame:
+    """A row a seed, and way; the loss is empty where the run diverged."""
+    run = {"habits": habit, "batches": batch, "few labels": adapted}[group.experiment]
+    made = {name: versions()[name] for name in ("torch", "transformers")}
+    tables = []
+    for way, facts in run(group).items():
+        rows = pd.DataFrame({"seed": SEEDS, "loss": facts["loss"].tolist()})
+        rows["loss"] = rows["loss"].where(rows["loss"] < LOST).round(4)
+        rows["steps_to_goal"] = facts.get("steps_to_goal", torch.full((len(SEEDS),), math.nan))
+        rows["long_gradients"] = facts.get("long", torch.full((len(SEEDS),), math.nan))
+        named = pd.DataFrame([group._replace(way=way)] * len(SEEDS))
+        tables.append(pd.concat([named, rows], axis=1).assign(**made, date=today()))
+    return pd.concat(tables)
+
+
+def main() -> None:
+    torch.set_num_threads(1)  # sharing work this small takes longer than doing it
+    done = pd.read_csv(ROWS) if ROWS.exists() else pd.DataFrame(columns=Group._fields)
+    there = set(done[list(Group._fields)].itertuples(index=False, name=None))
+    for group in tqdm([g for g in groups() if tuple(g) not in there], unit="group"):
+        rows_of(group).to_csv(ROWS, mode="a", header=not ROWS.exists(), index=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Tables of what we predicted: only `make evidence` writes them."""
+
+from evidence.schemas.checking import (
+    ANY,
+    DAY,
+    FILLED,
+    HASH,
+    NUMBER,
+    POSITIVE,
+    WHOLE,
+    cell,
+    columns,
+    needs,
+    one_of,
+    table,
+)
+from evidence.schemas.measured import DATE, NEEDS_REASON, PEAKS, SPEEDS, VERSIONS
+
+LIMITS = ("host", "matrix products", "attention", "memory traffic", "copies")
+
+
+def made(may_be_empty: bool) -> dict:
+    """What made a row. Rows from before there were hashes have none."""
+    known = {"predicted_with": cell(empty=may_be_empty), "date": cell(DAY, empty=may_be_empty)}
+    return known | {"code_hash": cell(HASH, empty=True)}
+
+
+def beside(measured: dict, after: str, **own) -> dict:
+    """The columns of predictions beside what was measured; `own` stand behind `after`."""
+    at = list(measured).index(after) + 1
+    first, last = (
+        dict(part) for part in (list(measured.items())[:at], list(measured.items())[at:])
+    )
+    return first | own | last | made(may_be_empty=True)
+
+
+HAS_PREDICTION = needs(
+    "predicted", lambda rows: rows["role"] != "excluded", "and only excluded rows have none"
+)
+
+
+def real_cards():
+    found = beside(PEAKS, "measured", predicted=cell(WHOLE, empty=True))
+    return table(found, "set run quantity", NEEDS_REASON, HAS_PREDICTION)
+
+
+def speeds():
+    seconds, share = cell(POSITIVE, empty=True), cell(NUMBER, empty=True)
+    own = columns(seconds, "predicted low high") | {"limited_by": cell(one_of(*LIMITS), empty=True)}
+    own |= {"host_share": share, **columns(seconds, "roofline fused host told")}
+    own |= {"told_limited_by": cell(one_of(*LIMITS), empty=True)}
+    found = beside(SPEEDS, "source", **own)
+    return table(found, "set run", NEEDS_REASON, HAS_PREDICTION)
+
+
+def predictions():
+    share, seconds = cell(NUMBER, empty=True), cell(POSITIVE, empty=True)
+    found = columns(FILLED, "set run") | {"variant": ANY}
+    found |= columns(FILLED, "device workload") | {"settings": ANY}
+    found |= {"peak_allocated": cell(POSITIVE)}
+    found |= columns(cell(NUMBER, empty=True), "peak_reserved used context")
+    parts = "parameters gradients optimizer_states activations temporaries"
+    found |= columns(cell(NUMBER), parts) | columns(
+        seconds, "samples_per_second step_seconds step_low step_high"
+    )
+    found |= {"limited_by": cell(one_of(*LIMITS), empty=True)}
+    found |= columns(share, "host matrix_products attention memory_traffic copies utilisation")
+    found |= {"update": share, "fused_seconds": seconds} | VERSIONS | DATE
+    return table(found | {"code_hash": cell(HASH, empty=True)}, "set run variant device")
+
+
+def fits():
+    found = columns(FILLED, "model gpu") | columns(cell(WHOLE), "length batch")
+    found |= {"fits": cell(one_of("True", "False")), **columns(FILLED, "recipe kind")}
+    found |= columns(cell(WHOLE), "micro_batch accumulation need memory peak_allocated parameters")
+    found |= dict.fromkeys(["gradients", "optimizer states", "activations"], cell(WHOLE))
+    found |= {"temporaries": cell(WHOLE)}
+    found |= columns(cell(POSITIVE), "tokens_per_second tokens_low tokens_high")
+    found |= {"limited_by": cell(one_of(*LIMITS)), "largest_micro_batch": cell(WHOLE)}
+    found |= {"smallest_card": ANY, "price": FILLED, "remedy": ANY, "code": FILLED} | VERSIONS
+    miss = needs("remedy", lambda rows: rows["fits"] == "False", "and a miss needs one")
+    return table(found | DATE | {"code_hash": cell(HASH, empty=True)}, "model gpu recipe", miss)
+
+
+def blind(keys: str, **own):
+    found = columns(FILLED, keys) | own
+    return table(found | {"predicted_with": FILLED} | DATE, keys)
+
+
+def speed_constants():
+    errors = ["rows", "median", "90 %", "ratios", "ratios, 90 %", "pairs", "in order"]
+    found = {"constant": FILLED, **dict.fromkeys([*errors, "seconds in all"], cell(NUMBER))}
+    words = {"status": cell(one_of("sourced", "calibrated", "assumed"), empty=True), "source": ANY}
+    return table(found | {"value": cell(NUMBER, empty=True)} | words, "constant")
+
+
+def calculators():
+    found = columns(FILLED, "set run model") | {"kind": cell(one_of("full", "LoRA"))}
+    guesses = "measured predicted accelerate sixteen_bytes formula"
+    return table(found | columns(cell(POSITIVE), guesses), "set run")
+
+
+def blind_peaks():
+    return blind("set run quantity", predicted=cell(WHOLE))
+
+
+def blind_speeds():
+    seconds = columns(cell(POSITIVE), "predicted low high") | {"limited_by": cell(one_of(*LIMITS))}
+    seconds |= {"told": cell(POSITIVE, empty=True), "roofline": cell(POSITIVE)}
+    return blind("set run", **seconds)

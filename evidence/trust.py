@@ -1,0 +1,157 @@
+"""Write into README.md how far to trust a prediction, counted from the recorded rows.
+
+    python -m evidence readme
+
+Blind errors come first: predictions that were committed before anything was changed for their rows.
+The words between the two marks in the README are made here and never edited there.
+"""
+
+import re
+
+import pandas as pd
+
+from evidence.compare import errors
+from evidence.tables import DATA, ROOT
+from fake_cuda import cost
+
+README = ROOT / "README.md"
+BEGIN, END = "<!-- made by evidence/trust.py -->\n", "<!-- to here -->\n"
+KEY = ["set", "run", "quantity"]
+KERNELS = "liger-kernels"  # one operation a row: many are exact, and they are no training runs
+HEAD = (
+    "| predicted | rows | sources | median error | median of the sources | nine of ten within "
+    "| worst |\n|---|---|---|---|---|---|---|\n"
+)
+
+
+def percent(share: float) -> str:
+    """Two digits that count: 0.04 %, 3.2 %, 25 %."""
+    n = 100 * share
+    return f"{n:.2f} %" if n < 1 else f"{n:.1f} %" if n < 10 else f"{n:.0f} %"
+
+
+def line(what: str, rows: pd.DataFrame) -> str:
+    """A row of the table; `rows` has set, error (predicted / measured - 1)."""
+    sizes = rows["error"].abs()
+    sources = sizes.groupby(rows["set"]).median()
+    found = [sizes.median(), sources.median(), sizes.quantile(0.9), sizes.max()]
+    return f"| {what} | {len(rows)} | {len(sources)} | {' | '.join(map(percent, found))} |\n"
+
+
+def peaks() -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Rows of memory without single kernels: all, those that judge, the blind ones as first
+    predicted."""
+    table = pd.read_csv(DATA / "real_cards.csv").query("set != @KERNELS")
+    judged = table[table["role"] == "judged"]
+    judged = judged.assign(error=judged["predicted"] / judged["measured"] - 1)
+    return table, judged, _blind("blind_peaks", table)
+
+
+def _blind(name: str, table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of memory as they were first predicted, with their error."""
+    blind = pd.read_csv(DATA / f"{name}.csv").merge(table[[*KEY, "measured"]], on=KEY)
+    return blind.assign(error=blind["predicted"] / blind["measured"] - 1)
+
+
+def kernels() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Memory of single Triton kernels: today's predictions, and the blind ones."""
+    table = pd.read_csv(DATA / "real_cards.csv").query("set == @KERNELS")
+    judged = table[table["role"] == "judged"]
+    today = judged.assign(error=judged["predicted"] / judged["measured"] - 1)
+    return today, _blind("blind_kernels", table)
+
+
+def steps() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The judged rows of time, and the blind ones as they were first predicted."""
+    table = pd.read_csv(DATA / "speeds.csv")
+    judged = table[table["role"] == "judged"].dropna(subset="predicted")
+    judged = judged.assign(error=judged["predicted"] / judged["seconds"] - 1)
+    blind = pd.read_csv(DATA / "blind_speeds.csv").merge(
+        table[["set", "run", "seconds"]], on=["set", "run"]
+    )
+    return judged, blind.assign(error=blind["predicted"] / blind["seconds"] - 1)
+
+
+def rows_of_memory(table: pd.DataFrame, judged: pd.DataFrame) -> str:
+    """Whose rows of memory these are, and what is not among them."""
+    roles = table["role"].value_counts()
+    peft = judged["set"].str.startswith("peft").sum()
+    unnamed = judged["card"].isna().sum()
+    runs = judged.groupby(["set", "run"]).ngroups
+    cards = judged["card"].nunique()
+    t4 = "T4" in set(judged["card"]) | set(steps()[0]["card"])
+    text = f"The {len(judged)} rows of memory that judge are of {runs} runs on at least {cards} "
+    text += f"kinds of card; {peft} are of one repository (PEFT's comparison, on an L40S), and "
+    text += f"{unnamed} name no card. {'' if t4 else 'None, of memory or of time, is of a T4. '}"
+    text += f"About as many, {roles['excluded']}, are left out, each with its reason, and "
+    return text + f"{roles['calibrates']} chose a setting that their source leaves open."
+
+
+def rows_of_time(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
+    """What else the rows of time say."""
+    ours, plain = (errors(judged, column) for column in ("predicted", "roofline"))
+    inside = blind["seconds"].between(blind["low"], blind["high"]).mean()
+    text = f"Of the blind times {100 * inside:.0f} % lay in their range; a plain roofline is "
+    text += f"{percent(plain['median'])} off in the median. Which of two runs of a source is "
+    text += f"faster is right for {100 * ours['in order']:.0f} % of the pairs that differ by 5 % "
+    text += "or more. "
+    table = pd.read_csv(DATA / "speeds.csv")
+    machines = table.query("limited == 'host' and role != 'excluded'")["set"]
+    known = judged[judged["set"].isin(machines)].dropna(subset="told")
+    told, untold = (errors(known, column) for column in ("told", "predicted"))
+    text += "The largest unknown is the computer that issues the work, which no data sheet "
+    text += f"describes: if one timed step tells its speed, {len(known)} other steps of these "
+    text += f"machines are {percent(told['median'])} off in the median, nine in ten within "
+    return text + f"{percent(told['90 %'])} ({percent(untold['90 %'])} without it)."
+
+
+def constants() -> str:
+    """How many constants of time are measurements."""
+    status = pd.Series([constant.status for constant in cost.CONSTANTS.values()]).value_counts()
+    text = f"Of the {status.sum()} constants behind a predicted time {status[cost.SOURCED]} are "
+    ends = sum(constant.source == cost.FIRST_ROWS for constant in cost.CONSTANTS.values())
+    text += f"measured or documented by others, {status[cost.CALIBRATED]} were chosen by named "
+    text += f"rows (which do not judge; but the {ends} ends of the ranges were chosen on the first "
+    text += f"70 rows of time, most of which do), and {status[cost.ASSUMED]} are assumed "
+    return text + "([data/speed_constants.csv](data/speed_constants.csv))."
+
+
+def calculators() -> str:
+    """The usual calculators on the same runs."""
+    rows = pd.read_csv(DATA / "calculators.csv")
+    ways = ["formula", "sixteen_bytes", "accelerate", "predicted"]
+    sizes = (rows[ways].div(rows["measured"], axis=0) - 1).abs()
+    middle = sizes.median().map(percent)
+    text = f"On {len(rows)} of these runs the usual calculators are {middle['formula']} (a formula "
+    text += f"with activations), {middle['sixteen_bytes']} (16 bytes a parameter) and "
+    text += f"{middle['accelerate']} off in the median (`accelerate estimate-memory`, which knows "
+    text += "neither activations nor LoRA, and says so); predicting the real code is at worst "
+    text += f"{percent(sizes['predicted'].max())} off. That was no blind test: some of these runs "
+    return text + "had exposed missing rules of ours (lesson 17)."
+
+
+def words() -> str:
+    """What stands between the marks."""
+    table, judged, blind = peaks()
+    timed, blind_timed = steps()
+    reserved = judged[judged["quantity"].str.startswith("reserved")]
+    lines = HEAD + line("**memory, blind**", blind) + line("**time of a step, blind**", blind_timed)
+    triton, blind_triton = kernels()
+    lines += line("**memory of one Triton kernel, blind**", blind_triton)
+    lines += line("memory, after mends", judged) + line("of it, reserved memory", reserved)
+    lines += line("time of a step, after mends", timed)
+    lines += line("memory of one Triton kernel, after mends", triton)
+    about = [rows_of_memory(table, judged), rows_of_time(timed, blind_timed), constants()]
+    return "\n".join([lines, " ".join([*about, calculators()])]) + "\n"
+
+
+def rewrite(text: str) -> str:
+    """README.md with today's words; LookupError without the marks."""
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    if not pattern.search(text):
+        raise LookupError(f"README.md has no part between {BEGIN.strip()} and {END.strip()}")
+    return pattern.sub(lambda _: f"{BEGIN}{words()}{END}", text)
+
+
+def write() -> None:
+    README.write_text(rewrite(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,110 @@
+"""What libraries do with real tensors only: move modules, copy them, guess at packed sequences."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import transformers
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
+from transformers import masking_utils
+from transformers.integrations import moe
+
+from ..refusals import NO_VALUES, NotSimulated
+from ..trace import Trace
+from ..values import known
+
+
+def _apply(self, fn: Callable, recurse: bool = True):
+    """`nn.Module._apply` (.to, .half, .cuda) for fake parameters, which torch's own cannot swap."""
+    memo: dict[int, tuple] = {}
+    for module in self.modules() if recurse else [self]:
+        for tensors in (module._parameters, module._buffers):
+            for name, old in tensors.items():
+                if old is not None and id(old) not in memo:
+                    with torch.no_grad():
+                        new = fn(old)
+                    if new is not old and isinstance(old, torch.nn.Parameter):
+                        new = torch.nn.Parameter(new, old.requires_grad)
+                    memo[id(old)] = (new, old)
+                tensors[name] = old if old is None else memo[id(old)][0]
+    return self
+
+
+def _deepcopy(tensor, memo: dict):
+    """As torch's own, which trips over a fake tensor's known values (`Tensor.__deepcopy__`).
+
+    A parameter is copied without its gradient, which a fake one would keep. Anything else is copied
+    as its storage lies, once for all its views, and what is known of its values is copied, too.
+    """
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if isinstance(tensor, torch.nn.Parameter):
+        new = torch.nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
+    elif not tensor.is_leaf or tensor.layout is not torch.strided:
+        return torch.Tensor.__deepcopy__(tensor, memo)  # refuses the first, clones the second
+    else:
+        new = _copied(tensor.detach(), memo).requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = new
+    return new
+
+
+def _copied(tensor, memo: dict):
+    storage, size = tensor.untyped_storage(), tensor.element_size()
+    place = ("storage", storage._cdata, tensor.dtype)
+    if place not in memo:
+        memo[place] = tensor.as_strided((storage.nbytes() // size,), (1,), 0).clone()
+    new = memo[place].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    with _disable_current_modes():  # the values are real
+        new._known = copy.deepcopy(known(tensor), memo)
+    return new
+
+
+def _generate(*_, **__):
+    """No text of fake tensors ever ends."""
+    raise NotSimulated(NO_VALUES) from DataDependentOutputException("generate")
+
+
+def _loader(begin: Callable) -> Callable:
+    """`DataLoader.__init__`: workers are other processes, without fake tensors."""
+
+    def loader(self, *args, **options):
+        options |= dict(num_workers=0, prefetch_factor=None, persistent_workers=False)
+        begin(self, *args, **options | dict(multiprocessing_context=None, pin_memory=False))
+
+    return loader
+
+
+def _tensor(make: Callable) -> Callable:
+    """`torch.tensor` of a list in which there are fake tensors of one number."""
+
+    def number(tensor):
+        return tensor if tensor.dim() else tensor.item()
+
+    return lambda data, **options: make(tree_map_only(FakeTensor, number, data), **options)
+
+
+@contextmanager
+def modules(trace: Trace) -> Iterator[None]:
+    """Modules, loaders and models take fake tensors."""
+    packed = masking_utils.find_packed_sequence_indices
+    with trace.here.replaced(
+        (torch.nn.Module, "_apply", _apply),
+        (FakeTensor, "__deepcopy__", _deepcopy),
+        (torch.Tensor, "pin_memory", lambda tensor, *_: tensor),
+        (torch.utils.data.DataLoader, "__init__", _loader(torch.utils.data.DataLoader.__init__)),
+        (transformers.GenerationMixin, "generate", _generate),
+        # The shape function of grouped products asks for bf16; without them experts run in turn.
+        (moe, "_can_use_grouped_mm", lambda *_, **__: False),
+        # Position ids without values look like several sequences packed in one, with a mask.
+        (
+            masking_utils,
+            "find_packed_sequence_indices",
+            lambda ids: None if known(ids) is None else packed(ids),
+        ),
+        (masking_utils, "is_tracing", lambda tensor: known(tensor) is None),
+        (torch, "tensor", _tensor(torch.tensor)),
+    ):
+        yield

@@ -1,0 +1,147 @@
+"""A card that is not there, as Inductor finds it while it plans a graph.
+
+Its properties are told, tensors claim to lie on it, and no kernel is written. It leans on private
+names of torch._inductor, which is imported when a graph is compiled and not before.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from .card import Card
+from .scratch import THREADS
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def copied(value):
+    """A fake tensor of the same shape, which may claim another device."""
+    if not isinstance(value, FakeTensor):
+        return value
+    with value.fake_mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+
+
+def claim(place: torch.device, module: torch.fx.GraphModule, inputs: tuple | list = ()) -> None:
+    """Let a graph's tensors claim to lie on the card, by which Inductor chooses its ways; or on
+    the CPU again.
+
+    Claimed afterwards: a build for the CPU alone cannot compute with fake tensors of CUDA.
+    """
+
+    def moved(device: torch.device) -> torch.device:
+        return place if device.type in ("cpu", "cuda") else device
+
+    for node in module.graph.nodes:
+        node.args = tree_map_only(torch.device, moved, node.args)
+        node.kwargs = tree_map_only(torch.device, moved, node.kwargs)
+    values = [node.meta.get("val") for node in module.graph.nodes]
+    for tensor in tree_leaves((inputs, values)):
+        if isinstance(tensor, FakeTensor):
+            tensor.fake_device = place
+
+
+def _on_cpu(update: Callable) -> Callable:
+    """`FakeTensorUpdater.incremental_update`, which computes anew what Inductor changed."""
+
+    def updated(updater) -> int:
+        claim(CPU, updater.gm)
+        try:
+            return update(updater)
+        finally:
+            claim(CUDA, updater.gm)
+
+    return updated
+
+
+@contextmanager
+def found(card: Card | None, moved: list[int]) -> Iterator[None]:
+    """Inductor finds a card of these properties and Triton for it, or a CPU; it writes no kernel,
+    and `moved` takes the bytes of each."""
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor import cpu_vec_isa, scheduler
+    from torch._inductor.codegen import cpp, triton
+    from torch._inductor.fx_passes import reinplace
+    from torch._inductor.fx_utils import FakeTensorUpdater
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    def named(self, source, nodes, kernel) -> str:
+        from torch._inductor.virtualized import V
+
+        with V.set_kernel_handler(kernel):
+            moved.append(int(kernel.estimate_kernel_num_bytes()))
+        return f"kernel_{len(moved) - 1}"
+
+    changes = [
+        (cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa),  # asks the C++ compiler
+        (cpp.CppScheduling, "define_kernel", lambda *_, **__: "cpp_kernel"),
+    ]
+    if card:
+        facts = _properties(card)
+        changes += [
+            (torch.cuda, "get_device_properties", lambda *_: facts),
+            (torch.cuda, "get_device_capability", lambda *_: card.capability),
+            (torch.cuda, "current_device", lambda: 0),
+            (torch.cuda, "get_rng_state", lambda *_: torch.empty(16, dtype=torch.uint8)),
+            (torch.cuda, "set_rng_state", lambda *_: None),
+            (CudaInterface, "get_device_properties", staticmethod(lambda *_: facts)),
+            (CudaInterface, "get_compute_capability", staticmethod(lambda *_: facts.compute)),
+            (scheduler, "has_triton", lambda: True),
+            # Tries out a copy on fake tensors, and would look for the card.
+            (reinplace, "_inplace_generalized_scatter", lambda into, *_: into),
+            (
+                FakeTensorUpdater,
+                "incremental_update",
+                _on_cpu(FakeTensorUpdater.incremental_update),
+            ),
+            (triton.TritonKernel, "codegen_kernel", lambda *_, **__: ""),
+            (triton.TritonKernel, "call_kernel", _launch),
+            (triton.TritonScheduling, "define_kernel", named),
+        ]
+    DeviceProperties.create.cache_clear()
+    with ExitStack() as stack:
+        for owner, name, value in changes:
+            stack.enter_context(patch.object(owner, name, value))
+        yield
+    DeviceProperties.create.cache_clear()
+
+
+def _properties(card: Card) -> SimpleNamespace:
+    """What Inductor asks of a card (`DeviceProperties.create`, `rand_offset` of random numbers)."""
+    major, minor = card.capability
+    return SimpleNamespace(
+        name=card.name,
+        major=major,
+        minor=minor,
+        compute=10 * major + minor,
+        multi_processor_count=card.sms,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=THREADS.get(card.capability, 2048),
+        max_threads_per_block=1024,
+        warp_size=32,
+        gcnArchName="",
+        total_memory=card.memory,
+    )
+
+
+def _launch(kernel, name: str, node=None, deallocate_ws: bool = True) -> None:
+    """In the place of a launch: its workspace, and the number of its kernel."""
+    from torch._inductor.virtualized import V
+
+    wrapper = _wrapper(V)
+    kernel.args.python_argdefs()  # settles which workspaces it has
+    for space in kernel.args.workspace_args:
+        wrapper.generate_workspace_allocation(space)
+    wrapper.writeline(f"{name}()")
+    if deallocate_ws:  # else what reads it comes later, and frees it
+        kernel.deallocate_workspaces()
+
+
+def _wrapper(virtual):
+    """What writes the function of the graph that is planned now."""
+    return virtual.graph.wrapper_code

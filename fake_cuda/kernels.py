@@ -1,0 +1,138 @@
+"""Seconds of a kernel on a card: tiles of products, shares of peaks, bytes."""
+
+import math
+
+from .card import Card
+from .constants import (
+    ATTENTION,
+    BUSES,
+    FEW_LANES,
+    FLASH_BY_CLOCK,
+    NEWEST_BUS,
+    OTHER_STREAM,
+    STREAM,
+    VALUES,
+    WAVES_OVERLAP,
+)
+from .operations import Operation
+from .products import Attention, Product
+
+# Shapes of tiles, no rates: those of CUTLASS's default kernels for Tensor Cores (assumed).
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+
+
+class Missing(ValueError):
+    """A rate that nobody stated for a card."""
+
+
+class Kernels:
+    """Seconds of kernels on a card. Raises `Missing` where it lacks what they are computed from."""
+
+    def __init__(self, card: Card):
+        self.card = card
+        for what, value in (("number of multiprocessors", card.sms), ("bandwidth", card.bandwidth)):
+            if not value:
+                raise Missing(what)
+        few = card.capability in FEW_LANES
+        self.lanes = VALUES["lanes, 6.0 7.0 7.5 8.0" if few else "lanes"]
+        # Each lane of a multiprocessor does two operations a clock: so many clocks a second.
+        self.clocks = self.rate("fp32") / (2 * self.lanes) if card.rates.get("fp32") else math.inf
+        share = VALUES[STREAM.get(card.capability, OTHER_STREAM)]
+        stream = card.stream or share * card.bandwidth
+        # Loads of single values are as many as multiprocessors can issue, whatever the bandwidth.
+        self.rates = {
+            "stream": stream,
+            "norms": VALUES["norms"] * card.bandwidth,
+            "scatter": min(stream, VALUES["scatter"] * self.clocks),
+        }
+
+    def type(self, kind: str) -> str:
+        """The type in which this card runs a product: tf32 where that is wanted and known."""
+        if kind == "tf32" or kind == "fp32" and self.card.tf32:
+            return "tf32" if self.card.rates.get("tf32") else "fp32"
+        return kind
+
+    def tensor_cores(self, kind: str) -> bool:
+        """Whether products of a type run on Tensor Cores."""
+        return self.card.capability >= (7, 0) and self.type(kind) != "fp32"
+
+    def rate(self, kind: str) -> float:
+        """Peak operations a second of a type of product: data sheet, without sparsity."""
+        rates, kind = self.card.rates, self.type(kind)
+        if kind == "int8":
+            return VALUES["int8 products"] * self.rate("fp16")
+        if not rates.get(kind):
+            raise Missing(f"rate of {kind} products")
+        return rates[kind]
+
+    def product(self, batch, m, n, k, kind, aligned) -> float:
+        """The best of some shapes of tiles and splits of the inner side, wave by wave.
+
+        All multiprocessors compute a tile at the rate that large products reach on this card; then
+        the wave ends. Reading the matrices may take longer: `seconds` counts their bytes.
+        """
+        if 1 in (m, n):  # a matrix times a vector: each value is read once
+            return 0.0
+        rate, tensor_cores = self.reached(kind), self.tensor_cores(kind)
+        rate *= 1 if aligned or not tensor_cores else VALUES["unaligned products"]
+        overlap = self.card.capability[0] in WAVES_OVERLAP and tensor_cores
+        pause = VALUES["seconds of a wave, 9.0" if overlap else "seconds of a wave"]
+        best = math.inf
+        for high, wide in TILES:
+            tiles = batch * math.ceil(m / high) * math.ceil(n / wide)
+            wave = 2 * high * wide * k * self.card.sms / rate
+            split = 1
+            while split <= VALUES["most splits of a product"]:
+                if split > 1 and k / split < VALUES["least depth of a split"]:
+                    break
+                best = min(best, math.ceil(tiles * split / self.card.sms) * (wave / split + pause))
+                split *= 2
+        return best
+
+    def reached(self, kind: str) -> float:
+        """Operations a second of large products, as measured on such a card, or by their share.
+
+        Where only another type was measured on Tensor Cores, its share of the peak counts.
+        """
+        rates, peak = self.card.rates, self.rate(kind)
+        if kind == "int8":
+            return VALUES["int8 products"] * self.reached("fp16")
+        kind = self.type(kind)
+        like = kind if rates.get(f"{kind}_reached") or kind not in ("bf16", "tf32") else "fp16"
+        measured = rates.get(f"{like}_reached")
+        return peak * (measured / rates[like] if measured else VALUES["products"])
+
+    def attention(self, work: Attention) -> float:
+        """Seconds of a fused attention's operations."""
+        peak = self.rate(work.type)
+        if work.type == "fp32" and self.card.rates.get("tf32"):
+            peak = self.rate("tf32") / VALUES["tf32 passes of fp32 attention"]
+        rate = peak * VALUES[ATTENTION[work.kernel].name(work.backward)]
+        if work.kernel == "flash":  # with Ampere's instructions: on later cards it goes by clocks
+            rate = min(rate, VALUES[FLASH_BY_CLOCK.name(work.backward)] * self.clocks)
+        return work.flops / rate
+
+    def bus(self, moved: int) -> float:
+        """Seconds of bytes that go to the host's memory or come from there."""
+        name = BUSES.get(self.card.capability[0], NEWEST_BUS)
+        return moved / VALUES[name] / VALUES["bus"]
+
+    def turned(self, products: tuple[Product, ...]) -> int:
+        """Bytes that change places: cuDNN puts channels last for Tensor Cores, and back (NVIDIA,
+        Convolutional Layers User's Guide, "Tensor Layouts In Memory")."""
+        return sum(product.turned for product in products if self.tensor_cores(product.type))
+
+    def seconds(self, op: Operation) -> tuple[str, float]:
+        """The kind of limit, of `cost.KINDS`, and the seconds on the card."""
+        if op.kind == "bus":
+            return "copies", self.bus(op.moved)
+        bytes_only = op.moved / self.rates.get(op.kind, self.rates["stream"])
+        kind, needed, turned, kernels = "memory traffic", 0.0, 0, 1
+        if op.kind == "product":
+            kind, needed = "matrix products", sum(self.product(*shape[:6]) for shape in op.work)
+            turned, kernels = self.turned(op.work), len(op.work)
+        elif op.kind == "attention":
+            kind, needed = "attention", self.attention(op.work)
+        kernels = max(1, op.tensors // VALUES["tensors of a list kernel"], kernels)
+        needed = max(bytes_only, needed) + turned / self.rates["stream"]
+        return kind, needed + kernels * VALUES["seconds of a kernel"]

@@ -1,0 +1,100 @@
+"""Fake tensors as torch makes them, told apart in less time.
+
+Torch remembers what an operation returns for tensors of one shape. Half of a simulation went by in
+writing down the key under which it looks that up: seventeen fields of each tensor, most of which
+follow from the others or are the same for every tensor of a training run.
+"""
+
+import torch
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    _DispatchCacheKey,
+    in_kernel_invocation_manager,
+)
+
+_PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout}
+_PLAIN.add(torch.memory_format)
+
+
+class OneMode(FakeTensorMode):
+    """The fake tensors of one simulation."""
+
+    def __deepcopy__(self, memo: dict) -> "OneMode":
+        """A copied tensor belongs to the same simulation, not to a copy of it (peft, averages)."""
+        return self
+
+    def _cache_key(self, state, func, args, kwargs):
+        """Torch's key without what follows from the rest; torch's own for uncommon arguments."""
+        key = [
+            func,
+            torch.get_default_dtype(),
+            torch._C._get_default_device(),
+            torch.is_inference_mode_enabled(),
+        ]
+        common = self.shape_env is None and self._describe(key, args)
+        if common and kwargs:
+            key += kwargs
+            common = self._describe(key, kwargs.values())
+        return (
+            _DispatchCacheKey(tuple(key))
+            if common
+            else super()._cache_key(state, func, args, kwargs)
+        )
+
+    def _get_output_tensor_from_cache_entry(self, state, entry, key, func, args):
+        """Torch's, for what is neither a number, an argument, nor seen conjugated or negated."""
+        known = entry.metadata
+        if known is None or known.is_conj or known.is_neg or self.shape_env is not None:
+            return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
+        with in_kernel_invocation_manager(self):
+            found = torch.empty_strided(
+                known.shape,
+                known.stride,
+                dtype=known.dtype,
+                device="meta",
+                requires_grad=known.requires_grad,
+            )
+            if func.is_view:
+                storage = args[entry.view_idx].untyped_storage()
+                found.set_(storage, known.storage_offset, known.shape, known.stride)
+        return FakeTensor(self, found, known.device)
+
+    def _describe(self, key: list, values) -> bool:
+        """Append to `key` all of `values` that results may depend on; False if that is not known.
+
+        A type goes before each number, for 1 and 1.0 are the same key. Strides tell the memory
+        format, and a strided tensor is neither sparse nor coalesced.
+        """
+        for value in values:
+            kind = type(value)
+            if kind is FakeTensor:
+                if (
+                    value.fake_mode is not self
+                    or value.constant is not None
+                    or value.layout is not torch.strided
+                    or value._has_symbolic_sizes_strides
+                ):
+                    return False
+                key += (
+                    value.dtype,
+                    value.shape,
+                    value.stride(),
+                    value.storage_offset(),
+                    value.untyped_storage().nbytes(),
+                    value.fake_device,
+                    value.requires_grad,
+                    value.is_conj(),
+                    value.is_neg(),
+                    value.is_inference(),
+                    value.is_quantized,
+                )
+            elif kind in _PLAIN:
+                key += kind, value
+            elif kind is list or kind is tuple:
+                key += kind, len(value)
+                if not self._describe(key, value):
+                    return False
+            else:
+                return False
+        return True

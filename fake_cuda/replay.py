@@ -1,0 +1,146 @@
+"""What a trace saw, replayed through the allocator's model: peaks, categories, timeline."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from . import cost
+from .allocator import Allocator
+from .trace import CATEGORIES, EMPTY_CACHE, HOST
+
+
+@dataclass
+class Simulation:
+    """What a run needs. All sizes in bytes.
+
+    `peak_allocated` is all tensors at the worst moment, `by_category` splits that moment, and
+    `peak_by_category` holds each category's own maximum. `peak_reserved` is what the caching
+    allocator takes for them; None for a CPU, which has none. `time` is the last step's, where a
+    card was given, and `seconds` goes with the rows of the timeline. `convolves` says whether a
+    convolution was run.
+    """
+
+    peak_allocated: int
+    by_category: dict[str, int]
+    peak_by_category: dict[str, int]
+    peak_reserved: int | None = None
+    # Each tensor's birth (number, bytes) and death (number, -bytes); (-1, 0): the cache is emptied.
+    log: list[tuple[int, int]] = field(default_factory=list, repr=False)
+    # The last step, to its end: bytes [events, categories] after each birth or death of a tensor,
+    # and where each phase starts: (event, "forward" | "backward" | "optimizer step").
+    timeline: np.ndarray | None = field(default=None, repr=False)
+    phases: list[tuple[int, str]] = field(default_factory=list, repr=False)
+    time: cost.Time | None = None
+    convolves: bool = False
+    seconds: np.ndarray | None = field(default=None, repr=False)  # when the card is there
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds of a step; None where no time is predicted."""
+        return self.time.step_seconds if self.time else None
+
+    @property
+    def limited_by(self) -> str | None:
+        """What a step waits for, of `cost.KINDS`; None without a card."""
+        return self.time.limited_by if self.time else None
+
+    @property
+    def shares(self) -> dict[str, float] | None:
+        """The step's time by `cost.KINDS`, which add up to 1; None without a card."""
+        return self.time.shares if self.time else None
+
+    @property
+    def model_flops_utilisation(self) -> float | None:
+        """The share of the data sheet's rates that the model's own operations reach."""
+        return self.time.model_flops_utilisation if self.time else None
+
+
+class Events(NamedTuple):
+    """What a trace saw, in its order.
+
+    `events` are births i, deaths ~i, and as text phases or that the cache was emptied; `kinds` and
+    `sizes` are those of storage i. The run counts from event `since` on: memory had run out before.
+    """
+
+    events: Sequence[int | str]
+    kinds: Sequence[str]
+    sizes: Sequence[int]
+    since: int
+
+
+class Log(NamedTuple):
+    """The births and deaths that count."""
+
+    entries: list[tuple[int, int]]  # as `Simulation.log`
+    phases: list[tuple[int, str]]  # where each begins: a row of the timeline
+    rows: list[int]  # of each event: how many entries precede it
+
+
+def step_ends(names: Sequence[str]) -> list[int]:
+    """Where steps end, in a list of phases."""
+    ends = [k for k, name in enumerate(names) if name == "between steps"]
+    return [k for k in ends if names[k + 1 : k + 2] != ["optimizer step"]]  # two share a step
+
+
+def _log(seen: Events) -> Log:
+    """What is left of the events: without the host's memory, and what dies as a model is built."""
+    events = seen.events
+    start = events.index("forward") if "forward" in events else 0
+    dead = {~e for e in events[:start] if isinstance(e, int) and e < 0}  # building is not the run
+    entries, phases, rows = [], [], []
+    for at, event in enumerate(events):
+        rows.append(len(entries))
+        if event == EMPTY_CACHE:
+            entries.append((-1, 0))
+        elif isinstance(event, str):
+            phases.append((len(entries) + 1, event))
+        else:
+            i, sign = (event, 1) if event >= 0 else (~event, -1)
+            if seen.sizes[i] and seen.kinds[i] != HOST and (at >= start or i not in dead):
+                entries.append((i, sign * seen.sizes[i]))
+    return Log(entries, phases, rows)
+
+
+def _bytes(log: Log, kinds: Sequence[str], since: int, cuda: bool) -> tuple[np.ndarray, int]:
+    """Bytes [entries + 1, categories] before the first and after each entry, and the allocator's
+    peak since entry `since`. CUDA counts a tensor's whole block, with what it does not split off.
+    """
+    column = {category: k for k, category in enumerate(CATEGORIES)}
+    change = np.zeros((len(log.entries) + 1, len(CATEGORIES)), dtype=np.int64)
+    allocator, taken = Allocator(), {}
+    for at, (i, size) in enumerate(log.entries, start=1):
+        if at == since:  # memory had run out
+            allocator.peak = allocator.reserved
+        if cuda:
+            allocator.step(i, size)
+        if size > 0:
+            taken[i] = allocator.blocks[allocator.where[i]][0] if cuda else size
+        if size:
+            change[at, column[kinds[i]]] = math.copysign(taken[i], size)
+    return change.cumsum(axis=0), allocator.peak
+
+
+def replay(seen: Events, cuda: bool) -> tuple[Simulation, np.ndarray]:
+    """The simulation, without a time; and of each event the row of the timeline it leads to."""
+    log = _log(seen)
+    since = log.rows[seen.since] if seen.since else 0
+    now, reserved = _bytes(log, seen.kinds, since, cuda)
+    top = since + int(now[since:].sum(axis=1).argmax())
+    phases = log.phases
+    ends = step_ends([name for _, name in phases])
+    first, last = (ends[-2] + 1, ends[-1]) if len(ends) > 1 else (0, len(phases) - 1)
+    begin = min(phases[first][0], len(log.entries)) if phases else 0
+    stop = phases[last + 1][0] if last + 1 < len(phases) else None  # an evaluation may follow
+    simulation = Simulation(
+        peak_allocated=int(now[top].sum()),
+        by_category=dict(zip(CATEGORIES, now[top].tolist(), strict=True)),
+        peak_by_category=dict(zip(CATEGORIES, now[since:].max(axis=0).tolist(), strict=True)),
+        peak_reserved=reserved if cuda else None,
+        log=log.entries,
+        timeline=now[begin:stop].copy(),
+        phases=[(at - begin, name) for at, name in phases[first:last] if name != "between steps"],
+    )
+    return simulation, np.array([*log.rows, len(log.entries)]) - begin

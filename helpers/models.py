@@ -1,0 +1,106 @@
+"""Models by their names: in data/configs, a folder on this machine, or the hub."""
+
+import difflib
+import json
+import re
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import huggingface_hub
+from transformers import AutoConfig, PreTrainedConfig
+
+from .hardware import data_file, suggest
+
+REMEMBERED = 60  # seconds for which an answer of the hub, or none, is taken for the next one's
+
+
+class Found(NamedTuple):
+    """A model's description, where its weights are (None: nowhere) and its name for a reader."""
+
+    config: PreTrainedConfig
+    weights: str | Path | None
+    name: str
+
+
+def find_model(name: str) -> Found:
+    """A model that is named in one of three ways: in data/configs, a folder, or a hub id.
+
+    Raises:
+        FileNotFoundError: a folder without a config.json.
+        ValueError: a name that is nearly known, or whose family is.
+        ConnectionError: another name, and the hub cannot be reached.
+    """
+    folder, local = Path(name).expanduser(), data_file("configs", f"{name}.json")
+    if local.is_file():
+        return Found(AutoConfig.from_pretrained(local), None, name)
+    if (folder / "config.json").is_file():
+        return Found(AutoConfig.from_pretrained(folder), folder, folder.name)
+    if name.startswith((".", "/", "~")) or folder.exists():
+        raise FileNotFoundError(f"{name} is not a model folder: it has no config.json")
+    known = ["tiny", "large", "auto", *sorted(p.stem for p in data_file("configs").glob("*.json"))]
+    if "/" not in name:
+        _suggest_model(name, known)
+    if not online():
+        raise ConnectionError(
+            f"{name!r} is not in data/configs and the hub cannot be reached: check the name and "
+            f"the network, or choose tiny, large, auto or one of the {len(known) - 3} there"
+        )
+    return Found(AutoConfig.from_pretrained(name), name, name)
+
+
+def usual_task(size: str) -> str:
+    """The task of a model that is named without one: its head's, or else a classifier's."""
+    heads = () if size in ("auto", "large", "tiny") else find_model(size).config.architectures or ()
+    decoder = any(head.endswith(("ForCausalLM", "LMHeadModel")) for head in heads)
+    return "language_modelling" if decoder else "text_classification"
+
+
+def _suggest_model(name: str, known: list[str]) -> None:
+    """ValueError for a name that is nearly known, or whose family is."""
+
+    def size(text: str) -> list[str]:
+        return re.findall(r"\d+(?:\.\d+)?", text)
+
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    if near and size(near[0]) == size(name.lower()):
+        raise ValueError(suggest(name, known, "size or model"))
+    first = name.lower().split("-")[0]  # the family is what stands before the size
+    letters = re.match(r"[a-z]*", first)[0]
+    for family in (first, letters if len(letters) > 2 else first):  # "t5" is no "tinyllama"
+        found = [other for other in known[3:] if other.startswith(family)]
+        if family and found:
+            there = json.loads(data_file("configs", f"{found[0]}.json").read_text("utf-8"))
+            hub_id = there["_name_or_path"]
+            raise ValueError(
+                f"{name!r} is not in data/configs, where there are {', '.join(found)}: choose one "
+                f"of these, or write the model's hub id, such as {hub_id}"
+            )
+    if near:
+        raise ValueError(suggest(name, known, "size or model"))
+
+
+def online() -> bool:
+    """Whether the hub answers within three seconds; never asked when HF_HUB_OFFLINE is set.
+
+    An answer counts for a minute, so that a network that comes back is seen.
+    """
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return False
+    return _answers(int(time.monotonic() // REMEMBERED))
+
+
+@lru_cache(maxsize=1)
+def _answers(minute: int) -> bool:
+    try:
+        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=3)
+        return True
+    except Exception:  # whatever the HTTP library calls it, it means no network
+        return False
+
+
+def reachable(hub_id: str) -> bool:
+    """Whether a model's weights are on this machine already, or can be fetched."""
+    cached = huggingface_hub.try_to_load_from_cache(hub_id, "model.safetensors")
+    return isinstance(cached, str) or online()

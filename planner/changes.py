@@ -1,0 +1,107 @@
+"""What techniques do to a model and its optimizer. This code is predicted.
+
+The script that `fit` hands out holds `part`, `chunked_loss` and `in_backward` as they stand here;
+the others stand for lines of `examples/recipe.jinja`.
+"""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch.utils.checkpoint import checkpoint
+
+PEFT_TASKS = {"language_modelling": "CAUSAL_LM", "text_classification": "SEQ_CLS"}  # names there
+
+
+def part(head, hidden, targets):
+    """The sum of the loss over some tokens; those labelled -100 count nothing."""
+    return F.cross_entropy(head(hidden).float(), targets, reduction="sum")
+
+
+def chunked_loss(model, size=512):
+    """The same loss without all logits at once: those of `size` tokens are computed twice."""
+    whole = model.forward
+
+    @functools.wraps(whole)  # Trainer reads here which columns the model takes
+    def forward(input_ids=None, *, labels=None, num_items_in_batch=None, **others):
+        if labels is None:  # the model answers
+            return whole(input_ids, **others)
+        hidden = model.base_model(input_ids, **others)[0][:, :-1].flatten(0, 1)
+        targets, head = labels[:, 1:].flatten(), model.get_output_embeddings()
+        total = 0.0
+        for h, t in zip(hidden.split(size), targets.split(size), strict=True):
+            total = total + checkpoint(part, head, h, t, use_reentrant=False)
+        if num_items_in_batch is None:  # Trainer counts the labels of all micro-batches of a step
+            num_items_in_batch = (targets != -100).sum()
+        return {"loss": total / num_items_in_batch}
+
+    model.forward = forward
+    return model
+
+
+def in_backward(model, args):
+    """Adafactor for each parameter when its gradient is ready, which is then dropped."""
+    if args.gradient_accumulation_steps > 1:
+        raise ValueError("each micro-batch would be a step of its own: do not accumulate")
+    schedule = torch.optim.SGD(model.parameters(), args.learning_rate)  # never sees a gradient
+    options = {"lr": args.learning_rate, "scale_parameter": False, "relative_step": False}
+    each = {p: transformers.Adafactor([p], **options) for p in model.parameters()}
+
+    def update(p):
+        each[p].param_groups[0]["lr"] = schedule.param_groups[0]["lr"]
+        each[p].step()
+        p.grad = None
+
+    for p in each:
+        p.register_post_accumulate_grad_hook(update)
+    return schedule
+
+
+def in_16_bits(model):
+    """Weights in bf16, which also stands for fp16: as many bytes."""
+    return model.to(torch.bfloat16)
+
+
+def adapters(model):
+    """LoRA beside every linear layer."""
+    from peft import LoraConfig, get_peft_model  # takes seconds, and prints
+
+    classifies = "SequenceClassification" in type(model).__name__
+    task = PEFT_TASKS["text_classification" if classifies else "language_modelling"]
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type=task)
+    model = get_peft_model(model, lora)  # adapters are in float32
+    for p in model.parameters():  # and so is a classifier's head, which learns too
+        p.data = p.data.float() if p.requires_grad else p.data
+    return model
+
+
+def linear_layers(model) -> dict[str, torch.nn.Module]:
+    """The layers that are one product, by name. GPT-2 writes its own transposed, as Conv1D."""
+    kinds = torch.nn.Linear, transformers.pytorch_utils.Conv1D
+    return {name: layer for name, layer in model.named_modules() if type(layer) in kinds}
+
+
+def head_name(model) -> str:
+    """The name of the part that turns the last hidden states into answers; it may be two layers."""
+    *_, last = linear_layers(model)
+    return last.split(".")[0]
+
+
+def in_4_bits(model):
+    """Every linear layer but the head with weights of 4 bits, as BitsAndBytesConfig makes them."""
+    import bitsandbytes as bnb  # takes seconds
+
+    head = head_name(model)
+    for name, old in linear_layers(model).items():
+        if head in name:
+            continue
+        weights = old.state_dict()
+        if not isinstance(old, torch.nn.Linear):  # Conv1D keeps them transposed
+            weights["weight"] = weights["weight"].T.contiguous()
+        outputs, inputs = weights["weight"].shape
+        new = bnb.nn.LinearNF4(inputs, outputs, old.bias is not None, torch.bfloat16)
+        new.load_state_dict(weights)
+        new.bias = old.bias  # in its own type
+        model.set_submodule(name, new.to("cpu"))
+    return model

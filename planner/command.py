@@ -1,0 +1,235 @@
+"""The command line: `onegpu predict | fit | report`.
+
+Nothing here is imported before it is needed, so that a wrong option is answered at once.
+"""
+
+import argparse
+import ast
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+TASKS = ("text_classification", "language_modelling")  # of helpers.workloads, which loads torch
+WORDS = ("true", "false", "none")  # however they are written
+NOT_SETTINGS = ("gpu", "name", "optimizer", "workload")  # keywords of predict that are no settings
+FACTS = (  # what --json says of a prediction
+    "workload peak_allocated peak_reserved used context by_category fits took note "
+    "step_seconds samples_per_second tokens_per_second limited_by shares model_flops_utilisation"
+).split()
+OK, BAD_INPUT, NOTHING_FITS, INTERRUPTED, CLOSED_PIPE = 0, 2, 3, 130, 141  # exit statuses
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence, like any other bad input."""
+
+    def error(self, message: str):
+        """ValueError in place of the usage and an exit."""
+        raise ValueError(message)
+
+
+class Progress:
+    """One line, written over and over; where nobody watches, a line in twenty seconds."""
+
+    EVERY = 20  # seconds
+
+    def __init__(self):
+        self.said = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{text:<100.100}\r", end="", file=sys.stderr, flush=True)
+        elif text and time.monotonic() - self.said > self.EVERY:
+            self.said = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self("")  # the line is wiped
+
+
+def setting(text: str) -> tuple[str, object]:
+    """`name=value` with the value read as Python where it is, else as text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} is not a setting: write name=value, such as bf16=True")
+    if name in NOT_SETTINGS:
+        raise ValueError(f"{name} is not a keyword of TrainingArguments: see --help")
+    try:
+        return name, ast.literal_eval(value.title() if value.lower() in WORDS else value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def picture(name: str) -> Path:
+    """A file that can be written, as far as that is known before the work is done."""
+    path = Path(name)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise argparse.ArgumentTypeError(f"{name!r} is no picture: name a .png, .svg or .pdf file")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{name!r} cannot be written")
+    return path
+
+
+# ------------------------------------------------------------------------------------ the commands
+def predict_command(options: argparse.Namespace) -> str:
+    """A prediction, as text or as JSON."""
+    predicted = _script_predicted if options.script or options.module else _model_predicted
+    found, title, asked = predicted(options)
+    if options.timeline:
+        from helpers import show
+
+        show.drawn(found, found.workload).savefig(options.timeline, dpi=160)
+    if not options.json:
+        return f"{title}{found}"
+    from helpers.hardware import versions
+
+    facts = {name: getattr(found, name) for name in FACTS}
+    return json.dumps({"gpu": found.device} | asked | facts | {"versions": versions()}, indent=2)
+
+
+def _script_predicted(options: argparse.Namespace) -> tuple:
+    """The prediction of a script that nobody changed, a title, and what was asked."""
+    from fake_cuda.scripts.script import SECONDS, Script
+
+    name = options.script or options.module
+    with Progress() as progress:
+        script = Script(
+            name,
+            options.settings,
+            module=bool(options.module),
+            network=options.network,
+            seconds=SECONDS if options.timeout is None else options.timeout,
+            say=progress,
+        )
+        with script.started():
+            from helpers.prediction import predict  # takes seconds, like what the script loads
+
+            return predict(script, gpu=options.gpu), "", {"script": name}
+
+
+def _model_predicted(options: argparse.Namespace) -> tuple:
+    """The prediction of a model with settings, a title, and what was asked."""
+    from helpers import workloads
+    from helpers.prediction import predict
+
+    settings = dict(map(setting, options.settings))
+    workload = workloads.workload(options.size, options.task, length=options.length)
+    found = predict(workload, gpu=options.gpu, **settings)
+    batch = settings.get("per_device_train_batch_size", 8)
+    words = workload.task.replace("_", " ")
+    title = f"{words}, batch of {batch} x {workload.length:,} tokens\n"
+    return found, title, {"task": workload.task}
+
+
+def fit_command(options: argparse.Namespace) -> tuple[str, int]:
+    """The recipes that fit a card, and an exit status for where none does."""
+    from . import fit
+
+    with Progress() as progress:
+        found = fit(
+            options.model,
+            options.gpu,
+            task=options.task,
+            length=options.length,
+            batch=options.batch,
+            data=options.data,
+            longest=options.longest,
+            say=progress,
+            cache=options.cache,
+        )
+    text = found.to_json() if options.json else str(found)
+    if options.code and found.recipes and not options.json:
+        text += f"\n\n{found.recipes[0].code}"
+    return text, OK if found.recipes else NOTHING_FITS
+
+
+def report_command(options: argparse.Namespace) -> str:
+    """How well the predictions met what other people measured."""
+    from . import report
+
+    return f"{report.on_real_cards(report.judged())}\n\nDrawn in data/real_cards.png"
+
+
+# ----------------------------------------------------------------------------------------- options
+def parser() -> argparse.ArgumentParser:
+    """What can be asked, and how."""
+    found = Parser(prog="onegpu", description="Predict training on one GPU, before it runs.")
+    both = Parser(add_help=False)
+    both.add_argument("--task", choices=TASKS, help="guessed from the model")
+    both.add_argument("--length", type=int, help="tokens in a sample")
+    both.add_argument("--json", action="store_true", help="everything, for programs")
+    commands = found.add_subparsers(metavar="predict, fit or report", required=True)
+    _predict_options(commands, both)
+    _fit_options(commands, both)
+    report = commands.add_parser("report", help="compare predictions with measurements")
+    report.set_defaults(run=report_command)
+    return found
+
+
+def _predict_options(commands, both: Parser) -> None:
+    command = commands.add_parser(
+        "predict",
+        parents=[both],
+        help="predict the peak memory of training",
+        usage="%(prog)s [options] [name=value ... | --script train.py -- its arguments]",
+        epilog="name=value: keywords of TrainingArguments, such as bf16=True",
+    )
+    add = command.add_argument
+    add("--size", "--model", default="large", help="large, tiny, a model's name or folder")
+    add("--gpu", default="here", help="a card of data/gpus.csv, cpu, or here")
+    add("--script", help="a training script that nobody changed")
+    add("-m", "--module", help="the same, as python -m runs it")
+    add("--timeout", type=float, metavar="SECONDS", help="a script's time to take its updates")
+    add("--network", action="store_true", help="let a script reach other machines")
+    add("--timeline", type=picture, help="draw the last step: a .png file")
+    command.set_defaults(run=predict_command)
+
+
+def _fit_options(commands, both: Parser) -> None:
+    command = commands.add_parser("fit", parents=[both], help="find recipes that fit a card")
+    add = command.add_argument
+    add("--model", required=True, help="a model's name, folder or hub id")
+    add("--gpu", default="T4", help="a card of data/gpus.csv, or memory: 24GiB")
+    add("--batch", type=int, default=8, help="samples of an optimizer step")
+    add("--data", help="texts to read for their lengths: a file or folder")
+    add("--longest", action="store_true", help="the longest sample, too")
+    add("--code", action="store_true", help="print the first recipe's code")
+    add("--no-cache", dest="cache", action="store_false", help="predict all anew")
+    command.set_defaults(run=fit_command)
+
+
+def parsed(given: list[str]) -> argparse.Namespace:
+    """Options, and in `settings` what is no option: settings, or a script's arguments."""
+    cut = given.index("--") if "--" in given else len(given)
+    options, rest = parser().parse_known_args(given[:cut])
+    if getattr(options, "script", None) or getattr(options, "module", None):
+        if rest:  # what stands before -- is ours
+            raise ValueError(f"{rest[0]!r}: a script's arguments stand after --")
+        options.settings = given[cut + 1 :]
+    else:
+        options.settings = rest + given[cut:]
+    if options.settings and options.run is not predict_command:
+        raise ValueError(f"{options.settings[0]!r} is not an option of {given[0]}")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command with these arguments, or those of the process; the exit status."""
+    try:
+        options = parsed(list(sys.argv[1:] if arguments is None else arguments))
+        answer = options.run(options)
+        text, status = answer if isinstance(answer, tuple) else (answer, OK)
+        print(text, flush=True)
+        return status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # of `| head`; else Python flushes once more, and complains
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT

@@ -1,0 +1,100 @@
+"""What is predicted for a question: of the whole model, and of twins with few layers."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from helpers.prediction import predict
+from helpers.workloads import Workload
+
+from . import cache
+from .facts import Facts
+from .question import Question
+from .techniques import Plan
+
+
+class Estimate(NamedTuple):
+    """What the lines through twins say of the whole model."""
+
+    need: float  # bytes, with margin and context
+    seconds: float  # of a step
+
+
+def no_progress(text: str) -> None:
+    """Says nothing."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions for a question; `say` is told of each, `keep` is whether they stay on disk."""
+
+    question: Question
+    say: Callable[[str], None] = no_progress
+    keep: bool = True
+
+    def predict(
+        self, plan: Plan, micro_batch: int, *, layers: tuple = (), length: int = 0
+    ) -> Facts:
+        """One prediction, or what is kept of it.
+
+        Args:
+            plan: the combination.
+            micro_batch: samples of a micro-batch.
+            layers: the kind of each layer of a twin; the whole model if empty.
+            length: tokens of a sample; those of the question if 0.
+        """
+        asked, whole = self.question, self.question.workload
+        config = type(whole.config).from_dict(whole.config.to_dict())
+        if layers:
+            config.num_hidden_layers = len(layers)
+            if getattr(config, "layer_types", None):
+                config.layer_types = list(layers)
+        workload = replace(whole, config=config, length=length or whole.length)
+
+        def make() -> Facts:
+            depth = f", {len(layers)} layers" if layers else ""
+            self.say(f"predicting {plan.name}, micro-batch {micro_batch}{depth}")
+            return self._predicted(plan, micro_batch, asked.changed(plan, workload))
+
+        if not self.keep:
+            return make()
+        key = [config.to_dict(), workload.task, workload.length, plan.name]
+        key += [asked.settings(plan, micro_batch), cache.code()]
+        key += [asked.card.name, asked.card.capability, asked.card.facts]
+        return cache.kept(json.dumps(key, default=str), make)
+
+    def _predicted(self, plan: Plan, micro_batch: int, workload: Workload) -> Facts:
+        keywords = self.question.settings(plan, micro_batch)
+        micro_batches = 1
+        if plan.kind.adapters:
+            # Their gradients are small. One micro-batch tells the others, in half of the time.
+            micro_batches = self.question.batch // micro_batch
+            if micro_batches > 1:
+                keywords["gradient_accumulation_steps"] = 1
+        card = self.question.card.name
+        found = predict(workload, gpu=card, optimizer=plan.optimizer, **keywords)
+        return Facts.of(found, micro_batches)
+
+    def estimate(self, plan: Plan, micro_batch: int, *, length: int = 0) -> Estimate:
+        """Need and time at full depth, from twins."""
+        config = self.question.workload.config
+        types = getattr(config, "layer_types", None) or ["any"] * config.num_hidden_layers
+        kinds = tuple(dict.fromkeys(types))
+        twins = [kinds, *((*kinds, kind) for kind in kinds)]
+        if len(types) <= len(twins):  # no cheaper than the model itself
+            twins = [()]
+        found = [self.predict(plan, micro_batch, layers=twin, length=length) for twin in twins]
+
+        def at_full_depth(first: float, *one_more: float) -> float:
+            """From the values of the twin with a layer of each kind, and of those with one more."""
+            layers = zip(kinds, one_more, strict=False)
+            return first + sum((types.count(kind) - 1) * (more - first) for kind, more in layers)
+
+        # What the allocator takes beyond the tensors hardly grows with depth, but it jumps.
+        beyond = max(twin.peak_reserved - twin.peak_allocated for twin in found)
+        size = max(
+            at_full_depth(*(twin.phases[name] for twin in found)) for name in found[0].phases
+        )
+        seconds = at_full_depth(*(twin.step_seconds for twin in found))
+        return Estimate(self.question.need(size + beyond), seconds)

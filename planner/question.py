@@ -1,0 +1,182 @@
+"""What the planner is asked: a model with its task, a card, and the samples of a step."""
+
+import copy
+import functools
+import json
+import re
+from dataclasses import dataclass, replace
+
+import torch
+import transformers
+
+from helpers import hardware, own_data, workloads
+from helpers.hardware import GPU, data_file, gib, supports
+from helpers.prediction import CONTEXT
+from helpers.runs import load
+from helpers.settings import why_no_liger
+from helpers.workloads import Workload
+
+from .techniques import CHUNKED_LOSS, LIGER, WAYS, Plan, Way
+
+# Logits below this share of the card's memory are not worth chunks: they save less than that, and
+# cost a second product with the head. Our choice.
+SMALL_LOGITS = 1 / 50
+# A head does more than a product where the configuration has one of these.
+ODD_HEADS = (
+    "final_logit_softcapping",
+    "logits_scaling",
+    "logit_scale",
+    "lm_head_multiplier",
+    "output_router_logits",
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A model, its task and its card.
+
+    Args:
+        workload: the model, and samples of so many tokens.
+        card: its memory, in bytes, may be one that was asked for.
+        batch: samples of an optimizer step.
+        margin: how much more than predicted a run may need, as a share.
+        hub_id: what `from_pretrained` takes.
+    """
+
+    workload: Workload
+    card: GPU
+    batch: int
+    margin: float
+    hub_id: str
+
+    @property
+    def precision(self) -> str:
+        """The type of 16 bits that the card computes in."""
+        return "bf16" if supports("bf16", self.card) else "fp16"
+
+    def need(self, reserved: float, card: GPU | None = None) -> int:
+        """Bytes that a card must hold: what is reserved, the margin for errors, the context."""
+        context = (card or self.card).context or CONTEXT
+        return int(reserved * (1 + self.margin)) + context
+
+    @functools.cached_property
+    def skeleton(self) -> torch.nn.Module:
+        """The model without its weights."""
+        with torch.device("meta"):
+            auto = workloads.MODELS[self.workload.task]
+            return auto.from_config(copy.deepcopy(self.workload.config))
+
+    def ways(self) -> list[Way]:
+        """How memory may be saved: logits by Liger's kernels, or by chunks where it has none.
+
+        By neither where logits are small, or the head is odd.
+        """
+        offered = set()
+        if self._logits_can_be_spared:
+            offered = {CHUNKED_LOSS if self.without_liger else LIGER}
+        return [way for way in WAYS if {CHUNKED_LOSS, LIGER} & set(way.techniques) <= offered]
+
+    @functools.cached_property
+    def without_liger(self) -> str:
+        """Why Liger's kernels are not tried where they could spare the logits; "" if they are."""
+        if not self._logits_can_be_spared:
+            return ""
+        if self.precision not in LIGER.precisions:
+            capability = "{}.{}".format(*self.card.capability)
+            return f"Triton begins with compute capability 8.0, and this card has {capability}"
+        return why_no_liger(self.workload.config.model_type)
+
+    @functools.cached_property
+    def _logits_can_be_spared(self) -> bool:
+        return self._has_large_logits() and self._head_is_a_product()
+
+    def _has_large_logits(self) -> bool:
+        if self.workload.task == "text_classification":
+            return False
+        logits = 4 * self.workload.length * self.batch * self.workload.config.vocab_size  # float32
+        return logits >= SMALL_LOGITS * self.card.memory
+
+    def _head_is_a_product(self) -> bool:
+        """Whether the loss is that of one product with the last hidden states."""
+        if any(getattr(self.workload.config, name, None) for name in ODD_HEADS):
+            return False
+        return self.skeleton.get_output_embeddings() in self.skeleton.children()
+
+    def settings(self, plan: Plan, micro_batch: int) -> dict[str, object]:
+        """The keywords of TrainingArguments."""
+        found: dict[str, object] = {
+            "per_device_train_batch_size": micro_batch,
+            "gradient_accumulation_steps": max(1, self.batch // micro_batch),
+        }
+        if plan.autocasts(self.precision):
+            found[self.precision] = True
+        return found | plan.settings()
+
+    def dtype(self, plan: Plan) -> torch.dtype:
+        """The type in which the model is loaded."""
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
+        return half if plan.half else torch.float32
+
+    def changed(self, plan: Plan, workload: Workload | None = None) -> Workload:
+        """The workload, or another one in its place, with the model that a plan trains."""
+        found = workload or self.workload
+        for change in plan.model_changes():
+            found = found.with_model(change)
+        return found
+
+
+def ask(
+    model: str, gpu: str = "T4", task: str | None = None, length: int | None = None, batch: int = 8
+) -> Question:
+    """The question of `fit`'s arguments; ValueError says what to change."""
+    if type(batch) is not int or batch < 1:
+        raise ValueError(f"a batch of {batch!r} is impossible: it is a whole number from 1 on")
+    workload = workloads.workload(model, task, length=length)
+    if packed := getattr(workload.config, "quantization_config", None):
+        method = packed.get("quant_method", "few bits")
+        raise ValueError(f"{model} is published in {method}: name a copy of it in 16 bits")
+    local = data_file("configs", f"{model}.json")
+    hub_id = json.loads(local.read_text())["_name_or_path"] if local.is_file() else str(model)
+    return Question(workload, find_card(gpu), batch, blind_margin(), hub_id)
+
+
+def known_cards() -> list[GPU]:
+    """The cards of `data/gpus.csv`, the smallest first."""
+    return sorted(hardware.cards().values(), key=lambda card: card.memory)
+
+
+def find_card(name: str) -> GPU:
+    """A card of `data/gpus.csv`, or so much memory, such as "24GiB".
+
+    Of memory alone the speed is that of the card nearest to it whose rates are known.
+    """
+    if size := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:G|GB|GiB)", str(name), re.IGNORECASE):
+        memory = int(float(size[1]) * 2**30)
+        timed = (card for card in known_cards() if card.facts["bf16_tflops"])
+        near = min(timed, key=lambda card: abs(card.memory - memory))
+        asked = f"a card of {gib(memory)} as fast as the {near.name}"
+        return replace(near, memory=memory, context=None, facts=near.facts | {"asked": asked})
+    card = hardware.gpu(name)
+    if not supports("fp16", card):
+        raise ValueError(f"{card.name} has no hardware for 16 bits: the recipes rest on it")
+    return replace(card, facts=card.facts | {"asked": card.name})
+
+
+def blind_margin() -> float:
+    """By how much 19 of 20 runs needed no more than what was predicted before they were known.
+
+    A share of the prediction, from `data/blind_peaks.csv`.
+    """
+    keys = ["set", "run", "quantity"]
+    blind = load("blind_peaks").merge(load("real_cards")[[*keys, "measured"]], on=keys)
+    return float((blind["measured"] / blind["predicted"]).quantile(0.95) - 1)
+
+
+def token_counts(data: str, hub_id: str) -> list[int]:
+    """How many tokens each text of a file or data set has."""
+    texts = list(own_data.read_table(str(data), ["text"])["text"])
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(hub_id, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no tokenizer of {hub_id} is here, so {data} has no length") from error
+    return [len(ids) for ids in tokenizer(texts)["input_ids"]]

@@ -1,0 +1,68 @@
+"""The script that `fit` hands out: it runs as it is, on samples that the reader replaces."""
+
+import inspect
+import json
+
+import jinja2
+
+from helpers import workloads
+from helpers.hardware import data_file, versions
+
+from .changes import PEFT_TASKS, head_name
+from .question import Question
+from .techniques import Plan
+
+TEMPLATE = "recipe.jinja"  # in examples/
+COLLATORS = {  # which pad labels, too, with -100
+    "language_modelling": "DataCollatorForSeq2Seq",
+    "text_classification": "DataCollatorWithPadding",
+}
+
+
+def script(question: Question, plan: Plan, micro_batch: int) -> str:
+    """A whole script for a plan, from `examples/recipe.jinja`."""
+    path = data_file().parent / "examples" / TEMPLATE
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    template = environment.from_string(path.read_text("utf-8"))
+    return template.render(**_values(question, plan, micro_batch)).rstrip()
+
+
+def _values(question: Question, plan: Plan, micro_batch: int) -> dict[str, object]:
+    """What the template asks for, by name."""
+    workload = question.workload
+    classifies = workload.task == "text_classification"
+    settings = question.settings(plan, micro_batch).items()
+    return {
+        "torch": versions()["torch"].partition("+")[0],
+        "packages": _packages(plan),
+        "techniques": {technique.name for technique in plan.techniques},
+        "functions": _functions(plan),
+        "auto_model": workloads.MODELS[workload.task].__name__,
+        "model": json.dumps(question.hub_id),
+        "dtype": question.dtype(plan),
+        "head": json.dumps(head_name(question.skeleton)),
+        "peft_task": json.dumps(PEFT_TASKS[workload.task]),
+        "classifies": classifies,
+        "pad_token": workload.config.pad_token_id,
+        "length": workload.length,
+        "label": 0 if classifies else f"[2] * {workload.length}",
+        "samples": 2 * question.batch,
+        "settings": [f"{name}={value!r}".replace("'", '"') for name, value in settings],
+        "collator": COLLATORS[workload.task],
+    }
+
+
+def _packages(plan: Plan) -> list[str]:
+    """What pip is to install, with the versions that were predicted; torch is there."""
+    names = ["transformers", "accelerate"]
+    names += [package for technique in plan.techniques for package in technique.packages]
+    known = versions()  # one for Linux alone may be missing here
+    return [f"{name}=={known[name]}" if name in known else name for name in dict.fromkeys(names)]
+
+
+def _functions(plan: Plan) -> list[str]:
+    """The source of what is pasted in front: what changes the model first, then its optimizer."""
+    ordered = sorted(plan.techniques, key=lambda technique: technique.model is None)
+    return [inspect.getsource(f) for technique in ordered for f in technique.functions]

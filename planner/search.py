@@ -1,0 +1,255 @@
+"""Which recipe fits this card? Combinations of the course's techniques, predicted and ordered.
+
+Memory and time are linear in a model's depth and in the micro-batch. So each combination is first
+predicted on *twins*, of one layer of each kind and with one layer more, and with the smallest and
+the largest micro-batch; what fits by these lines is then predicted in full, and only full
+predictions are shown.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from helpers.hardware import gib, supports
+
+from .answer import Fit, Recipe
+from .predictions import Predictions, no_progress
+from .question import Question, ask, known_cards, token_counts
+from .script import script
+from .techniques import KINDS, ON_THE_HOST, SMALLEST, WAYS, Kind, Plan
+
+# The numbers below are choices of ours; no row of data chose them.
+# A kind that changes more has to be so many times as fast as what was found, to be shown. Of two
+# published runs that differ by 5 % the right one is predicted to be faster in 97 % (README).
+FASTER = 1.1
+# Plans that take so many times as long as the fastest are as good: then less trouble decides. A
+# line through two predictions may be off by as much.
+AS_FAST = 1.02
+TRIES = 3  # full predictions of a kind, a few seconds each; the first one nearly always fits
+# Tokens of the two twins that tell how memory grows with a sample.
+SHORT, LONG = 512, 2048
+# The longest sample is found in whole blocks, as kernels take them; less would not pay.
+BLOCK = 64
+# Where a length does not fit, the next one is at most this share of it: so the search ends.
+STEP = 0.98
+# Where no line helps, since the length is shorter than those it was drawn through.
+BACK = 0.9
+
+
+class Line(NamedTuple):
+    """A plan's need and time by its micro-batch."""
+
+    smallest: int  # micro-batch
+    need: float  # bytes with it
+    per_sample: float  # bytes of one sample more
+    fastest: float  # seconds of a step that is one micro-batch
+    per_micro_batch: float  # seconds of one micro-batch more
+
+    def need_of(self, micro_batch: int) -> float:
+        """Bytes that the card must hold."""
+        return self.need + self.per_sample * (micro_batch - self.smallest)
+
+    def seconds_of(self, micro_batch: int, batch: int) -> float:
+        """Seconds of a step: a part for its samples, and one for each micro-batch."""
+        return self.fastest + self.per_micro_batch * (batch / micro_batch - 1)
+
+
+class Candidate(NamedTuple):
+    """A plan with a micro-batch that may fit."""
+
+    seconds: float  # of a step
+    plan: Plan
+    micro_batch: int
+    per_sample: float  # bytes of one sample more
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search for recipes, by what is predicted for a question."""
+
+    predictions: Predictions
+
+    @property
+    def question(self) -> Question:
+        """What is asked."""
+        return self.predictions.question
+
+    def _smallest_micro_batch(self, kind: Kind) -> int:
+        return 1 if kind.accumulates else self.question.batch
+
+    def _may_fit(self, kind: Kind) -> bool:
+        """Whether the weights alone would fit, and then the plan that saves most."""
+        asked, room = self.question, self.question.card.memory
+        if not kind.possible(asked.precision):
+            return False
+        if asked.need(kind.least * asked.workload.parameters()) > room:
+            return False
+        smallest = Plan(kind, asked.ways()[-1])
+        return self.predictions.estimate(smallest, self._smallest_micro_batch(kind)).need <= room
+
+    def _line(self, plan: Plan) -> Line | None:
+        """Through the smallest and the largest micro-batch; None where not even the first fits."""
+        batch, smallest = self.question.batch, self._smallest_micro_batch(plan.kind)
+        slow = fast = self.predictions.estimate(plan, smallest)
+        if slow.need > self.question.card.memory:
+            return None
+        if smallest < batch:
+            fast = self.predictions.estimate(plan, batch)
+        # Where nothing tells how much a sample takes, it is taken for as much as all.
+        per_sample = (fast.need - slow.need) / max(1, batch - smallest) or slow.need
+        per_micro_batch = (slow.seconds - fast.seconds) / max(1, batch - 1)
+        return Line(smallest, slow.need, per_sample, fast.seconds, per_micro_batch)
+
+    def candidates(self, kind: Kind) -> list[Candidate]:
+        """Plans of a kind that may fit by their lines, best first."""
+        batch, room = self.question.batch, self.question.card.memory
+        found: list[Candidate] = []
+        for way in self.question.ways() if self._may_fit(kind) else []:
+            if found and ON_THE_HOST in way.techniques:
+                break  # that is slower than what fits
+            plan = Plan(kind, way)
+            line = self._line(plan)
+            if line is None:
+                continue
+            for n in range(line.smallest, batch + 1):
+                if batch % n == 0 and line.need_of(n) <= room:
+                    found.append(Candidate(line.seconds_of(n, batch), plan, n, line.per_sample))
+            if line.need_of(batch) <= room:
+                # What follows saves memory. Whether Liger's kernels save time as well no published
+                # run of one card tells, so they are not taken for that.
+                break
+        as_good = AS_FAST * min((candidate.seconds for candidate in found), default=0)
+
+        def order(candidate: Candidate) -> tuple:
+            """Of those as good as the fastest the least trouble, then what needs least."""
+            seconds = 0 if candidate.seconds <= as_good else candidate.seconds
+            return seconds, WAYS.index(candidate.plan.way), candidate.micro_batch
+
+        return sorted(found, key=order)
+
+    def recipe(self, plan: Plan, micro_batch: int, per_sample: float = 0) -> Recipe:
+        """A combination predicted in full; `per_sample` are the bytes of one sample more."""
+        asked = self.question
+        tokens = asked.batch * asked.workload.length
+        facts = self.predictions.predict(plan, micro_batch)
+        need = asked.need(facts.peak_reserved)
+        more = int((asked.card.memory - need) // per_sample) if per_sample > 0 else 0
+        able = [card for card in known_cards() if supports(asked.precision, card)]
+        fits = [card.name for card in able if asked.need(facts.peak_reserved, card) <= card.memory]
+        return Recipe(
+            plan=plan,
+            micro_batch=micro_batch,
+            accumulation=asked.batch // micro_batch,
+            facts=facts,
+            need=need,
+            largest_micro_batch=micro_batch + more,
+            smallest_card=fits[0] if fits else None,
+            tokens_per_second=tokens / facts.step_seconds if facts.step_seconds else None,
+            tokens_low=tokens / facts.high if facts.high else None,
+            tokens_high=tokens / facts.low if facts.low else None,
+            code=script(asked, plan, micro_batch),
+        )
+
+    def recipes(self) -> list[Recipe]:
+        """Those that fit, at most one of a kind, least change first."""
+        found: list[Recipe] = []
+        for kind in KINDS:
+            # What trains all weights has to be faster than what does so with less change.
+            rivals = [] if kind.adapters else [r for r in found if not r.plan.kind.adapters]
+            fastest = min((rival.facts.step_seconds for rival in rivals), default=None)
+            for candidate in self.candidates(kind)[:TRIES]:
+                if fastest is not None and candidate.seconds * FASTER >= fastest:
+                    break
+                recipe = self.recipe(candidate.plan, candidate.micro_batch, candidate.per_sample)
+                if recipe.need <= self.question.card.memory:
+                    found.append(recipe)
+                    break
+        return found
+
+    def longest(self, plan: Plan) -> int:
+        """The longest sample in tokens that fits with a micro-batch of one; 0 if none does."""
+        single = replace(self.predictions, question=replace(self.question, batch=1))
+        config, room = self.question.workload.config, self.question.card.memory
+        most = getattr(config, "max_position_embeddings", None) or 2**20
+        near, far = min(SHORT, most // 2), min(LONG, most)
+        low, high = (single.estimate(plan, 1, length=tokens).need for tokens in (near, far))
+        slope = max(1.0, (high - low) / (far - near))  # bytes of a token
+        length = int(min(most, near + (room - low) / slope))
+        while length > 0:
+            if BLOCK < length < most:
+                length -= length % BLOCK
+            facts = single.predict(plan, 1, length=length)
+            need = single.question.need(facts.peak_reserved)
+            if need <= room:
+                return length
+            guess = BACK * length
+            if length > near:  # the line through what was just seen
+                guess = near + (room - low) * (length - near) / max(1, need - low)
+            length = int(min(length * STEP, guess))
+        return 0
+
+    def about_data(self, sizes: list[int], recipe: Recipe) -> str:
+        """What samples of these lengths in tokens mean for a recipe, in words."""
+        length, micro_batch = self.question.workload.length, recipe.micro_batch
+        beyond = sum(size > length for size in sizes) / len(sizes)
+        facts = self.predictions.predict(recipe.plan, micro_batch, length=max(sizes))
+        need = gib(self.question.need(facts.peak_reserved))
+        return (
+            f"{beyond:.1%} of {len(sizes):,} samples have more than {length:,} tokens. "
+            f"The longest, of {max(sizes):,}, needs {need} in a micro-batch of {micro_batch} "
+            f"with {recipe.name}."
+        )
+
+
+def fit(
+    model: str,
+    gpu: str = "T4",
+    task: str | None = None,
+    length: int | None = None,
+    batch: int = 8,
+    *,
+    data: str | None = None,
+    longest: bool = False,
+    say: Callable[[str], None] = no_progress,
+    cache: bool = True,
+) -> Fit:
+    """Recipes to train a model on a card, predicted.
+
+    Args:
+        model: a name in `data/configs`, a hub id or a local folder.
+        gpu: a card of `data/gpus.csv`, or a size such as "16GiB".
+        task: "language_modelling" or "text_classification"; guessed from the model if None.
+        length: tokens of a sample.
+        batch: samples of an optimizer step.
+        data: a file or data set with texts, to read for their lengths.
+        longest: whether to ask for the longest sample of each kind of recipe, too.
+        say: is told what is being predicted.
+        cache: whether predictions are kept on disk, in `build/predictions`.
+
+    Returns:
+        A `Fit`: recipes, least change first, then the fastest, or the nearest miss. What a recipe
+        needs, in bytes, includes a CUDA context and the margin that covers 19 of 20 blind
+        predictions.
+
+    Raises:
+        ValueError, OSError: one sentence that says what to change.
+
+    Example:
+        >>> found = fit("gpt2", "A100-80GB", length=64, batch=1)
+        >>> found.recipes[0].name, found.recipes[0].price
+        ('full', 'nothing')
+    """
+    question = ask(model, gpu, task, length, batch)
+    sizes = token_counts(data, question.hub_id) if data else []
+    search = Search(Predictions(question, say, cache))
+    recipes = search.recipes()
+    most_saving = question.ways()[-1]
+    miss = None if recipes else search.recipe(Plan(SMALLEST, most_saving), 1)
+    kinds = [recipe.plan.kind for recipe in recipes if longest] if recipes else [SMALLEST]
+    return Fit(
+        question=question,
+        recipes=recipes,
+        miss=miss,
+        longest={kind.name: search.longest(Plan(kind, most_saving)) for kind in kinds},
+        data=search.about_data(sizes, recipes[0] if recipes else miss) if sizes else "",
+    )

@@ -1,0 +1,68 @@
+"""What the tests of the planner share: tiny models, questions about them, samples to train on."""
+
+import torch
+import transformers
+
+from helpers.workloads import language_modelling
+from planner.predictions import Predictions
+from planner.question import Question, find_card
+
+SHAPE = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)
+LABELS = (40, 20, 8, 2)  # of four samples, two in a micro-batch: however drawn, no two halves match
+
+
+def saved(folder, config_kind, model_kind) -> str:
+    quiet = {} if config_kind is transformers.LlamaConfig else {"hidden_dropout_prob": 0.0}
+    quiet |= {"attention_probs_dropout_prob": 0.0} if quiet else {"pad_token_id": 0}
+    config = config_kind(vocab_size=257, max_position_embeddings=64, **SHAPE, **quiet)
+    config.initializer_range = 0.2  # attention looks at some tokens more than at others
+    model_kind(config).save_pretrained(folder)
+    return str(folder)
+
+
+def saved_decoder(folder) -> str:
+    return saved(folder, transformers.LlamaConfig, transformers.LlamaForCausalLM)
+
+
+def saved_encoder(folder) -> str:
+    return saved(folder, transformers.BertConfig, transformers.BertForSequenceClassification)
+
+
+def question(model, task=language_modelling, gpu="RTX 4090", length=16, **options) -> Question:
+    options = {"batch": 2, "margin": 0.03, "hub_id": model} | options
+    return Question(task(model, length=length), find_card(gpu), **options)
+
+
+def predictions(model, keep=True, **options) -> Predictions:
+    return Predictions(question(model, **options), keep=keep)
+
+
+def samples(asked: Question) -> list[dict]:
+    """Four samples of unlike lengths and numbers of labels; half of one is a text of its own."""
+    random, found = torch.Generator().manual_seed(0), []
+    for n, counted in enumerate(LABELS):
+        length = 20 + counted + n
+        ids = torch.randint(3, 257, (length,), generator=random)
+        sample = {"input_ids": ids, "labels": torch.tensor(n % 2)}
+        if asked.workload.task == "language_modelling":
+            labels = ids.clone()
+            labels[: length - counted] = -100
+            at = torch.arange(length)
+            sample |= {"labels": labels, "position_ids": torch.where(at < 10, at, at - 10)}
+        found.append(sample)
+    return found
+
+
+def padded(rows: list[dict]) -> dict:
+    """A batch with its mask, padded on the left; without positions of its own on the right."""
+    side = "left" if "position_ids" in rows[0] else "right"
+    batch, columns = {}, {"input_ids": 0, "labels": -100, "position_ids": 0, "attention_mask": 0}
+    for row in rows:
+        row["attention_mask"] = torch.ones_like(row["input_ids"])
+    for key in columns.keys() & rows[0].keys():
+        found = [row[key] for row in rows]
+        if found[0].dim():
+            options = {"padding_value": columns[key], "padding_side": side}
+            found = torch.nn.utils.rnn.pad_sequence(found, True, **options)
+        batch[key] = found if torch.is_tensor(found) else torch.stack(found)
+    return batch

@@ -1,0 +1,256 @@
+"""The script that is pasted keeps its promise: gradient, method, saved model."""
+
+import dataclasses
+import functools
+import json
+
+import peft
+import pytest
+import torch
+import transformers
+
+from helpers.hardware import data_file
+from helpers.runs import load
+from helpers.workloads import language_modelling, text_classification
+from planned import padded, question, samples, saved_decoder, saved_encoder
+from planner.script import script
+from planner.techniques import KINDS, LIGER, WAYS, Plan
+
+KIND_NAMES = [kind.name for kind in KINDS]
+# Liger's kernels need Triton's interpreter: test_planner_liger.
+WAY_NAMES = [way.name for way in WAYS if LIGER not in way.techniques]
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    return saved_decoder(tmp_path_factory.mktemp("decoder"))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return saved_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@dataclasses.dataclass
+class Ran:
+    """A script that was pasted and run: its names, and the gradients of its first step."""
+
+    names: dict
+    gradients: dict
+    batch: dict
+
+
+@pytest.fixture
+def pasted(monkeypatch, tmp_path):
+    """Runs a script as it stands, but for its data; a machine without a card uses its CPU."""
+    arguments = transformers.TrainingArguments
+    usual = dict(use_cpu=True, report_to="none", max_grad_norm=0, learning_rate=1e-2)
+    here = functools.partialmethod(arguments.__init__, **usual)
+    monkeypatch.setattr(arguments, "__init__", here)
+    offload = torch.autograd.graph.save_on_cpu
+    plain = offload.__init__  # without a card there is no memory to pin
+    monkeypatch.setattr(offload, "__init__", lambda hooks, *_, **__: plain(hooks))
+    monkeypatch.chdir(tmp_path)
+
+    def run(asked, name, micro_batch, edit=lambda text: text):
+        plan = Plan.named(name)
+        text = edit(script(asked, plan, micro_batch))
+        assert all(len(line) <= 100 for line in text.splitlines() if "pytest" not in line), text
+        assert text.count("train_dataset = [sample]") == text.count("=train_dataset)") == 1
+        assert ("learning_rate=5e-4," in text) == ("LoRA" in name)
+        text = text.replace("learning_rate=5e-4", "learning_rate=1e-2")  # few steps
+        text = text.replace("train_dataset = [sample]", "_ = [sample]").replace(
+            "=train_dataset)", "=SAMPLES, data_collator=padded)"
+        )
+        rows, seen = samples(asked), {}
+
+        class Watch(transformers.TrainerCallback):
+            def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+                for key, p in model.named_parameters():
+                    if p.grad is not None:
+                        seen[key] = p.grad.float().clone()
+
+        def step(optimizer, closure=None, plain=transformers.Adafactor.step):
+            for p in optimizer.param_groups[0]["params"]:
+                if p.grad is not None:
+                    seen[id(p)] = p.grad.float().clone()
+            return plain(optimizer, closure)
+
+        def trainer(*args, real=transformers.Trainer, **options):
+            return real(*args, callbacks=[Watch()], **options)
+
+        names = {"SAMPLES": rows, "padded": padded}
+        transformers.set_seed(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(transformers, "Trainer", trainer)
+            patch.setattr(transformers.Adafactor, "step", step)
+            exec(compile(text, "pasted", "exec"), names)
+        assert names["trainer"].state.global_step == 1
+        for key, value in asked.settings(plan, micro_batch).items():
+            assert getattr(names["args"], key) == value
+        parameters = names["trainer"].model.named_parameters()
+        gradients = {key: seen.get(key, seen.get(id(p))) for key, p in parameters}
+        gradients = {key: value for key, value in gradients.items() if value is not None}
+        return Ran(names, gradients, padded(rows))
+
+    return run
+
+
+def prepared(asked, name) -> torch.nn.Module:
+    """The model of a script, before it is trained; `lora` begins where adapters come."""
+    names = {}
+    transformers.set_seed(0)
+    exec(script(asked, Plan.named(name), 1).split("\nsample = ")[0], names)
+    return names["model"].train()
+
+
+def by_hand(asked, name, batch) -> dict:
+    """The gradient of the mean over all labels of a step, by the plain model in one batch."""
+    model = prepared(asked, name)
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    with torch.autocast(
+        "cpu", torch.bfloat16, enabled="bf16" in asked.settings(Plan.named(name), 1)
+    ):
+        logits = model(**inputs).logits.float()
+    logits, labels = (
+        (logits[:, :-1], batch["labels"][:, 1:]) if logits.dim() == 3 else (logits, batch["labels"])
+    )
+    torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten()).backward()
+    return {n: p.grad.float() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def distance(gradients: dict, wanted: dict) -> float:
+    """How far two gradients are apart, as a share of the second."""
+    assert gradients.keys() == wanted.keys()
+    apart = sum((gradients[n] - wanted[n]).square().sum() for n in wanted)
+    return float((apart / sum(g.square().sum() for g in wanted.values())).sqrt())
+
+
+def answers(model, batch) -> torch.Tensor:
+    """Logits, in the 16 bits that Trainer leaves around a model that it trained in them."""
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        return model.eval()(**inputs).logits.float()
+
+
+def check_method(model, trainer, name):
+    """The prepared model is of the method that the recipe names."""
+    layers = dict(model.named_modules())
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    assert {p.dtype for p in trained.values()} == {
+        torch.bfloat16 if "in bf16" in name else torch.float32
+    }
+    adapters = {n for n in trained if "lora_" in n}
+    heads = {n for n in trained if "classifier" in n or "lm_head" in n}
+    assert bool(adapters) == ("LoRA" in name)
+    if adapters:
+        assert trained.keys() <= adapters | heads and not any("lm_head" in n for n in adapters)
+        assert all(f"{part}_proj" in str(adapters) for part in "qkvo") or "query" in str(adapters)
+    small = {n: m for n, m in layers.items() if type(m).__name__ == "Linear4bit"}
+    assert bool(small) == ("QLoRA" in name)
+    assert all(
+        m.weight.quant_type == "nf4" and m.weight.dtype == torch.uint8 for m in small.values()
+    )
+    assert not any("lm_head" in n or "classifier" in n for n in small)
+    assert ("checkpoint" in name) == any(
+        getattr(m, "gradient_checkpointing", False) for m in layers.values()
+    )
+    kind = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    if "8-bit" in name:
+        assert kind.args.optim_bits == 8
+    assert isinstance(kind, transformers.Adafactor) == ("Adafactor" in name and "back" not in name)
+
+
+@pytest.mark.parametrize("kind", KIND_NAMES)
+@pytest.mark.parametrize("way", WAY_NAMES)
+def test_the_code_of_every_recipe_keeps_its_promise(kind, way, decoder, pasted):
+    """One step of the real Trainer, in two micro-batches where it accumulates: the gradient is
+    that of the plain model, the method the one named, and what is saved loads again."""
+    name, asked = ", ".join(filter(None, (kind, way))), question(decoder, batch=4)
+    ran = pasted(asked, name, 4 if "backward" in kind else 2)
+    model, trainer = ran.names["trainer"].model, ran.names["trainer"]
+    rounded = "bf16" in name or "bf16" in asked.settings(Plan.named(name), 1)
+    assert distance(ran.gradients, by_hand(asked, kind, ran.batch)) < (0.03 if rounded else 1e-4)
+    check_method(model, trainer, name)
+    if "LoRA" in kind:
+        base = {}
+        exec(script(asked, Plan.named(name), 1).split("\nlora = ")[0], base)
+        again = peft.PeftModel.from_pretrained(base["model"], "trained")
+    else:
+        again = transformers.AutoModelForCausalLM.from_pretrained("trained")
+    assert type(again) is type(model)
+    kept = {n: p for n, p in model.state_dict().items() if "lora_" in n or "LoRA" not in kind}
+    assert kept and all(torch.equal(again.state_dict()[n], p) for n, p in kept.items())
+    torch.testing.assert_close(answers(again, ran.batch), answers(model, ran.batch))
+    moved = answers(prepared(asked, name), ran.batch) - answers(model, ran.batch)
+    assert moved.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", KIND_NAMES)
+def test_the_code_of_a_classifier_keeps_its_promise(kind, encoder, pasted):
+    name = f"{kind}, checkpointing"
+    asked = question(encoder, text_classification, batch=4)
+    ran = pasted(asked, name, 4 if "backward" in kind else 2)
+    model = ran.names["trainer"].model
+    check_method(model, ran.names["trainer"], name)
+    assert any(p.requires_grad for n, p in model.named_parameters() if "classifier" in n)
+    wanted = by_hand(asked, kind, ran.batch)
+    assert distance(ran.gradients, wanted) < 0.05
+
+
+@pytest.mark.parametrize(
+    "right, wrong",
+    [
+        ("total / num_items_in_batch", "total / (targets != -100).sum()"),
+        ("total / num_items_in_batch", "total / targets.numel()"),
+        ("labels=None, num_items_in_batch=None, **others", "labels=None, attention_mask=None"),
+        ("model.base_model(input_ids, **others)", "model.base_model(input_ids)"),
+        ("labels[:, 1:]", "labels[:, :-1]"),
+    ],
+)
+def test_a_wrong_loss_is_seen(right, wrong, decoder, pasted):
+    """Planted defects: each moves the gradient by more than rounding, or stops the script."""
+    name, asked = "full, chunked loss", question(decoder, batch=4)
+    assert right in script(asked, Plan.named(name), 2)
+    try:
+        ran = pasted(asked, name, 2, lambda text: text.replace(right, wrong))
+    except (TypeError, NameError):
+        return
+    assert distance(ran.gradients, by_hand(asked, "full", ran.batch)) > 0.05
+
+
+def test_a_quantized_model_is_put_on_the_card_whole(decoder):
+    """With "auto", a fifth of the card is set aside, and what is left over for the host refused."""
+    text = script(question(decoder), Plan.named("QLoRA"), 1)
+    assert "load_in_4bit=True" in text and "device_map" not in text
+
+
+def test_the_recorded_code_is_what_is_pasted_today():
+    for row in load("fits").itertuples():
+        options = {"batch": row.batch, "margin": 0.0, "hub_id": hub_id(row.model)}
+        asked = question(row.model, gpu=row.gpu, length=row.length, **options)
+        code = script(asked, Plan.named(row.recipe), row.micro_batch)
+        assert without_versions(code) == without_versions(row.code)
+        assert row.code.startswith("# Predicted with torch ")
+
+
+def without_versions(code):
+    lines = code.split("\n")[1:]
+    return [line for line in lines if not line.startswith("# pip install ")]
+
+
+def hub_id(name):
+    return json.loads(data_file("configs", f"{name}.json").read_text())["_name_or_path"]
+
+
+@pytest.mark.parametrize("kind", ("full in bf16", "LoRA", "QLoRA"))
+@pytest.mark.parametrize("task", (language_modelling, text_classification))
+def test_what_is_pasted_is_what_was_predicted(kind, task, decoder, encoder):
+    """The same weights in the same types: names, shapes, and which of them learn."""
+    asked = question(decoder if task is language_modelling else encoder, task)
+
+    def weights(model):
+        named = model.named_parameters()
+        return {n: (tuple(p.shape), p.dtype, p.requires_grad) for n, p in named}
+
+    assert weights(prepared(asked, kind)) == weights(asked.changed(Plan.named(kind)).model())

@@ -1,0 +1,74 @@
+"""The planner's modules: who imports whom, what is public, and that its command starts at once."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import planner
+from test_house import imported
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "planner"
+# A module may import those in its row and no other: arrows run one way, without circles.
+ARROWS = {
+    "changes": set(),
+    "techniques": {"changes"},
+    "question": {"techniques"},
+    "facts": set(),
+    "cache": {"facts"},
+    "predictions": {"techniques", "question", "facts", "cache"},
+    "script": {"changes", "techniques", "question"},
+    "answer": {"techniques", "question", "facts"},
+    "search": {"techniques", "question", "predictions", "script", "answer"},
+    "report": set(),
+    "command": {"search", "report"},
+    "__main__": {"command"},
+}
+HEAVY = {"torch", "transformers", "datasets", "matplotlib", "pandas", "numpy", "helpers"}
+
+
+@pytest.mark.parametrize("module", ARROWS)
+def test_arrows_run_one_way(module):
+    found = {name.split(".")[1] for name in imported(FOLDER / f"{module}.py") if "planner." in name}
+    assert found & ARROWS.keys() <= ARROWS[module]
+    order = list(ARROWS)
+    assert ARROWS[module] <= set(order[: order.index(module)])
+
+
+def test_every_module_is_drawn():
+    assert {path.stem for path in FOLDER.glob("*.py")} == ARROWS.keys() | {"__init__"}
+
+
+def test_public_names_are_there_and_say_what_they_do():
+    for name in planner.__all__:
+        assert inspect.getdoc(getattr(planner, name)), name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        planner.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("module", [name for name in ARROWS if name != "__main__"])
+def test_public_functions_and_classes_say_what_they_do(module):
+    tree = ast.parse((FOLDER / f"{module}.py").read_text("utf-8"))
+    kinds = ast.FunctionDef | ast.ClassDef
+    public = [n for n in ast.walk(tree) if isinstance(n, kinds) and not n.name.startswith("_")]
+    inner = {n for f in public if isinstance(f, ast.FunctionDef) for n in ast.walk(f) if n is not f}
+    silent = [n.name for n in public if n not in inner and not ast.get_docstring(n)]
+    assert ast.get_docstring(tree) and not silent, f"{module}: without a docstring: {silent}"
+
+
+def test_the_command_answers_before_anything_large_is_imported():
+    code = "import sys, planner.command as c; status = c.main(sys.argv[1:]); print(*sys.modules)"
+    bad = [sys.executable, "-c", code, "predict", "--script", "train.py", "--batch", "8"]
+    done = subprocess.run(bad, capture_output=True, text=True, cwd=ROOT)
+    assert "'--batch': a script's arguments stand after --" in done.stderr
+    assert "planner.command" in done.stdout and not HEAVY & set(done.stdout.split())
+
+
+def test_the_tasks_of_the_command_are_those_of_the_helpers():
+    command, workloads = map(importlib.import_module, ("planner.command", "helpers.workloads"))
+    assert set(command.TASKS) == set(workloads.MODELS)

@@ -1,0 +1,255 @@
+"""Measure the course on this machine's GPU, beside its predictions, and record every row.
+
+    python -m tools.gpu                      all sections
+    python -m tools.gpu classic matrix       some sections; minutes on a large card
+    python -m tools.gpu --wheels FOLDER      first install wheels from a folder, without network
+    python -m tools.gpu --device cpu         prove the kit itself on a CPU, at tiny sizes
+
+Rows go to data/measurements/<card>.csv, one by one and always appended, so a crash loses at most
+the row under way and a second start goes on where the first one stopped (--again measures anew). A
+row in which the process itself died is recorded as such by the next start, and not tried again.
+On a CPU they go to build/measurements/cpu.csv: nothing is recorded as a GPU's that was not.
+
+Writes: data/measurements/CARD.csv, or build/measurements/cpu.csv
+"""
+
+import argparse
+import importlib
+import os
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from tools import ROOT
+from tools.shared.environment import set_variables, with_variables
+from tools.shared.jobs import SECTIONS, Job, missing
+from tools.shared.rows import Record, compared
+
+# What each package is for; without the first group there is no kit at all.
+NEEDED = (
+    "torch transformers accelerate datasets pandas filelock psutil pynvml matplotlib IPython "
+    "tokenizers safetensors"
+).split()
+OPTIONAL = {"bitsandbytes": "8-bit optimizers", "peft": "LoRA", "nbval": "the section lessons"}
+COMMANDS = {
+    # One notebook at a time, because they share the card; a cell may train the large model.
+    "lessons": [
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0"),
+        *("--nbval-cell-timeout=1800", "notebooks"),
+    ],
+    "overhead": ["-m", "tools.benchmark"],
+}
+
+
+def machine(device: str) -> dict[str, str]:
+    """What every row says of the machine it was measured on."""
+    import torch
+    import transformers
+
+    facts = {"torch": torch.__version__, "transformers": transformers.__version__, "card": "cpu"}
+    if device == "cuda":
+        import pynvml
+
+        facts["card"] = torch.cuda.get_device_name()
+        facts["cuda"] = torch.version.cuda or ""
+        with suppress(pynvml.NVMLError):  # some containers do not tell
+            pynvml.nvmlInit()
+            facts["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
+    return facts
+
+
+def lacking(job: Job) -> list[str]:
+    """The packages and keywords of TrainingArguments that this machine has not got for a job."""
+    from transformers import TrainingArguments
+
+    keywords = TrainingArguments.__dataclass_fields__
+    packages = [name for name in job.needs if name in OPTIONAL]
+    return missing(packages) + [k for k in job.settings if k not in keywords]
+
+
+def measure(job: Job, on_cpu: bool) -> dict:
+    """Predict and run one job; out of memory is an outcome like any other.
+
+    Returns:
+        What the row says beyond the machine: bytes, seconds, errors (predicted / measured - 1).
+    """
+    import psutil
+    import torch
+
+    import helpers
+
+    size, length = ("tiny", None) if on_cpu else (job.model, job.length)
+    workload = getattr(helpers, job.task)(size, **({"length": length} if length else {}))
+    need, room = 4 * workload.parameters(), psutil.virtual_memory().available
+    if need > 0.9 * room:
+        why = f"is built in float32 in the machine's memory: {helpers.gib(need)}, of which"
+        return {"outcome": f"skipped: {workload.name} {why} {helpers.gib(room)} are free"}
+    for change in job.changes:
+        workload = workload.with_model(change)
+    settings = dict(job.settings)
+    if on_cpu and settings.pop("fp16", False):
+        settings["bf16"] = True
+    values = {"workload": workload.title, "settings": helpers.runs.settings_text(settings)}
+    try:
+        predicted = helpers.predict(workload, optimizer=job.optimizer, **settings)
+    except (ValueError, NotImplementedError) as error:
+        return values | {"outcome": f"skipped: {error}"}
+    values |= {"predicted_allocated": predicted.peak_allocated, "context": predicted.context}
+    values["predicted_reserved"] = predicted.peak_reserved
+    values["predicted_samples_per_second"] = predicted.samples_per_second
+    steps = 3 if on_cpu else job.steps
+    try:
+        run = helpers.train(workload, optimizer=job.optimizer, max_steps=steps, **settings)
+    except torch.OutOfMemoryError:
+        return values | {"outcome": "out of memory"}
+    return values | measured(run, values) | {"outcome": "measured"}
+
+
+def measured(run, values: dict) -> dict:
+    """What a finished `Run` adds to the values of its prediction."""
+    found = {
+        key: getattr(run, key)
+        for key in ("seconds", "samples_per_second", "tokens_per_second", "peak_allocated")
+    }
+    found |= {"peak_reserved": run.peak_reserved, "used": run.used, "last_loss": run.losses[-1]}
+    pairs = {"allocated": "peak_allocated", "reserved": "peak_reserved"}
+    for kind, key in (pairs | {"samples_per_second": "samples_per_second"}).items():
+        mine, real = values[f"predicted_{kind}"], found[key]
+        found[f"error_{kind}"] = mine / real - 1 if mine and real else None
+    return found
+
+
+def outcome(section: str, job: Job, record: Record, on_cpu: bool) -> dict:
+    """The values of one row, whatever becomes of the job; SystemExit where it is stopped."""
+    if absent := lacking(job):
+        return {"outcome": f"skipped: {', '.join(absent)} is missing or too old here"}
+    record.start(section, job.run)
+    try:
+        return measure(job, on_cpu)
+    except KeyboardInterrupt:  # by hand: that is no finding
+        record.under_way.unlink(missing_ok=True)
+        raise SystemExit(f"{section}: {job.run}: stopped; the next start measures it") from None
+    except Exception as error:  # one bad row must not cost the others
+        return {"outcome": f"failed: {type(error).__name__}: {str(error)[:200]}"}
+
+
+def run_jobs(section: str, record: Record, on_cpu: bool, options: argparse.Namespace) -> None:
+    """Measure and record the jobs of a section that are not recorded yet."""
+    new = 0
+    for job in list(SECTIONS[section]())[: options.limit]:
+        if new == options.more:
+            print(f"{section}: {new} new rows; the next start goes on", flush=True)
+            return
+        key = record.key(record.facts | {"section": section, "run": job.run})
+        if key in record.done and not options.again:
+            print(f"{section}: {job.run}: recorded already", flush=True)
+            continue
+        new += 1
+        values = outcome(section, job, record, on_cpu)
+        record.add(section, job.run, **values)
+        error = values.get("error_allocated")
+        shown = values["outcome"] if error is None else f"allocated predicted {100 * error:+.2f} %"
+        print(f"{section}: {job.run}: {shown}", flush=True)
+        if shown.startswith("failed") and not on_cpu and not answers():
+            raise SystemExit("The card no longer answers this process: start again to go on.")
+    if options.limit is None:
+        print(f"{section}: complete", flush=True)
+
+
+def answers() -> bool:
+    """Whether the card still works: some errors of CUDA spoil all that a process does later."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+        return bool(torch.ones(1, device="cuda").item())
+    except RuntimeError:
+        return False
+
+
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    every = ", ".join([*SECTIONS, *COMMANDS])
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=every)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--wheels", type=Path, help="a folder of wheels to install first")
+    parser.add_argument("--again", action="store_true", help="measure what is recorded once more")
+    parser.add_argument("--limit", type=int, help="only the first rows of each section")
+    parser.add_argument("--more", type=int, help="only so many new rows of each section")
+    parser.add_argument("--output", type=Path, help="folder for the rows")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options, every = options_of(arguments), [*SECTIONS, *COMMANDS]
+    unknown = [name for name in options.sections if name not in every]
+    if unknown:
+        print(f"error: no section {unknown[0]!r}: choose from {', '.join(every)}", file=sys.stderr)
+        return 2
+    if options.wheels is not None:
+        return _with_wheels(options.wheels, arguments if arguments is not None else sys.argv[1:])
+    if absent := missing(NEEDED):
+        print(f"error: the kit needs {', '.join(absent)}: install it, or --wheels", file=sys.stderr)
+        return 2
+    for name in missing(OPTIONAL):
+        print(f"{name} is not installed: without {OPTIONAL[name]}")
+    set_variables()
+    importlib.import_module("helpers")  # first: it says which version is out of range
+    import torch
+
+    on_cpu = options.device == "cpu"
+    if not on_cpu and not torch.cuda.is_available():
+        print("error: no CUDA card here; --device cpu proves the kit itself", file=sys.stderr)
+        return 2
+    if on_cpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    facts = machine(options.device)
+    slug = re.sub(r"[^a-z0-9]+", "-", facts["card"].lower().removeprefix("nvidia ")).strip("-")
+    folder = options.output or ROOT / ("build" if on_cpu else "data") / "measurements"
+    record = Record(folder / f"{slug}.csv", facts)
+    failed = run_sections(options.sections or every, record, on_cpu, options)
+    print(f"Rows: {record.path.name} in {folder.name}")
+    if record.path.exists():
+        print(compared(record.path))
+    if failed:
+        print(f"Failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def run_sections(sections: list[str], record: Record, on_cpu: bool, options) -> list[str]:
+    """Measure some sections; the names of the commands that failed."""
+    failed = []
+    for section in sections:
+        if section in SECTIONS:
+            run_jobs(section, record, on_cpu, options)
+        elif section == "lessons" and missing(["nbval"]):
+            print("lessons: skipped, nbval is not installed")
+        else:
+            command = [sys.executable, *COMMANDS[section]]
+            if subprocess.run(command, cwd=ROOT, env=with_variables()).returncode:
+                failed.append(section)
+    return failed
+
+
+def _with_wheels(wheels: Path, arguments: list[str]) -> int:
+    """Install every wheel of a folder below build/ and start again with it on the path."""
+    files = sorted(map(str, wheels.glob("*.whl")))
+    if not files:
+        print(f"error: no wheels in {wheels}", file=sys.stderr)
+        return 2
+    target = ROOT / "build" / "from_wheels"  # build/site is the reading site
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    if subprocess.run([*install, "--upgrade", "--target", str(target), *files]).returncode:
+        print(f"error: pip cannot install the wheels in {wheels}, see above", file=sys.stderr)
+        return 2
+    at = next(i for i, a in enumerate(arguments) if a.startswith("--wheels"))
+    rest = arguments[:at] + arguments[at + (1 if "=" in arguments[at] else 2) :]
+    path = os.pathsep.join(filter(None, (str(target), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "tools.gpu", *rest]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

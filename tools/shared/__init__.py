@@ -1,0 +1,1 @@
+"""What the tools have in common; nothing here is run by itself."""

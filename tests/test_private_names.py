@@ -33,7 +33,7 @@ OWNERS = {
     ),
     "_destroy": lambda: torch.library.Library,
     "_enabled": lambda: torch.autocast("cpu"),
-    "_is_view _use_count": lambda: torch.ones(1),
+    "_has_symbolic_sizes_strides _is_view _use_count": lambda: torch.ones(1),
     "_PyEval_EvalFrameDefault _PyInterpreterState_GetEvalFrameFunc "
     "_PyInterpreterState_SetEvalFrameFunc": lambda: ctypes.pythonapi,
     "_quantize": lambda: find("bitsandbytes.nn.Params4bit"),

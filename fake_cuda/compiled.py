@@ -7,7 +7,7 @@ run on the simulation's fake tensors. Nothing is imported before the first call 
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from unittest.mock import patch
 
 import torch
@@ -29,7 +29,32 @@ NAMES = {"bias_addmm": "addmm"}  # of Inductor's products, as ATen calls them
 
 
 class Compiler:
-    """Compiles for the card of a trace, and runs what was planned."""
+    """Compiles for the card of a trace, and runs what was planned.
+
+    `scripts.compiling` has one for scripts, which does otherwise what stands here first.
+    """
+
+    finding = planning = running = staticmethod(nullcontext)  # around what they are named for
+
+    def skips(self, frame) -> "tuple[bool, bool]":
+        """Whether a frame is not compiled, and whether what it calls is asked for all the same."""
+        ours = frame.f_globals.get("__name__", "").startswith("fake_cuda.")
+        return ours or self.trace.refused is not None, False
+
+    def fails(self, frame, error: Exception) -> None:
+        """A frame cannot be compiled.
+
+        Raised with the next operation: raised here, it would leave TorchDynamo's evaluation of
+        frames switched on for the rest of the process.
+        """
+        self.trace.refused = self.in_words(error)
+
+    def plainly(self, graph: torch.fx.GraphModule, args: list) -> tuple | None:
+        """What a graph returns that is not compiled for the card; None of what is."""
+
+    def refuses(self, mode: str) -> None:
+        """A mode is asked for whose memory is not known."""
+        raise NotSimulated.uses(MODE.format(mode))
 
     def __init__(self, trace: Trace):
         self.trace = trace
@@ -45,18 +70,16 @@ class Compiler:
             return original
 
         def convert(frame, *given, **options):
-            ours = frame.f_globals.get("__name__", "").startswith("fake_cuda.")
-            if ours or self.trace.refused:
-                return _skipped()
+            skipped, alone = self.skips(frame)
+            if skipped:
+                return _skipped(alone)
             self.codes.add(frame.f_code)
             self.trust(original)
             try:
                 with self.alone():
                     return original(frame, *given, **options)
             except Exception as error:  # noqa: BLE001
-                # Raised with the next operation: raised here, it would leave TorchDynamo's
-                # evaluation of frames switched on for the rest of the process.
-                self.trace.refused = self.in_words(error)
+                self.fails(frame, error)
                 return _skipped()
 
         convert._torchdynamo_orig_backend = original  # by which it finds what was compiled before
@@ -71,7 +94,10 @@ class Compiler:
         functions = [before for _, _, before in self.trace.here.before]
         parts = [getattr(f, "__code__", None) for f in functions]
         known = {id(part) for part in functions + parts if part is not None}
-        hooks.guard_filter_fn = lambda guards: [id(guard.value) not in known for guard in guards]
+        hooks.guard_filter_fn = lambda guards: [
+            id(guard.value) not in known and guard.guard_type != "TORCH_FUNCTION_STATE"
+            for guard in guards
+        ]
 
     def in_words(self, error: Exception) -> Exception:
         cause = error
@@ -90,10 +116,14 @@ class Compiler:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """The compiler works on what it would find without a simulation around it."""
+        from torch._dynamo.variables import optimizer
+
         hooks = dict(modules._global_forward_pre_hooks)
         modules._global_forward_pre_hooks.clear()
+        # It asks what only a build for CUDA has; without CUDA graphs the answer is of no concern.
+        static = patch.object(optimizer, "_is_static_for_cudagraphs", lambda _: True)
         try:
-            with _disable_current_modes(), self.trace.here.originals():
+            with _disable_current_modes(), self.trace.here.originals(), static, self.finding():
                 yield
         finally:
             modules._global_forward_pre_hooks.update(hooks)
@@ -125,12 +155,13 @@ class Compiler:
         from .compiled_plan import Graph, planned, runnable
 
         if config.max_autotune or config.max_autotune_gemm:
-            raise NotSimulated.uses(MODE.format("autotuning (mode='max-autotune')"))
+            self.refuses("autotuning (mode='max-autotune')")
         if config.triton.cudagraphs:
-            raise NotSimulated.uses(MODE.format("CUDA graphs (mode='reduce-overhead')"))
+            self.refuses("CUDA graphs (mode='reduce-overhead')")
         backward = bool(options.get("is_backward"))
+        whole = _copied(module)
         graph = Graph(module, list(inputs), backward, bool(options.get("is_inference")))
-        with _disable_current_modes(), self.trace.here.originals():
+        with _disable_current_modes(), self.trace.here.originals(), self.planning():
             plan = planned(graph, self.trace.card)
         context = torch._guards.TracingContext.try_get()
         if context is not None and context.output_strides is not None:
@@ -138,11 +169,14 @@ class Compiler:
         planned_call = runnable(plan, self.kernel, self.extern)
 
         def call(args: list):
+            if (out := self.plainly(whole, args)) is not None:
+                return out
             if not in_backward():
                 self.trace.phase("forward")
             before, self.trace.work.compiled = self.trace.work.compiled, True
             try:
-                with torch._C._AutoDispatchBelowAutograd():  # its views are none of autograd's
+                # Its views are none of autograd's.
+                with torch._C._AutoDispatchBelowAutograd(), self.running():
                     return planned_call(args)
             finally:
                 self.trace.work.compiled = before
@@ -166,22 +200,29 @@ class Compiler:
             self.trace.inside(operation, args)
 
 
-def _skipped():
-    """This frame, and all that it calls, is left to Python; next time it is asked for anew."""
+def _copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph as it is now: planning changes it."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return torch.fx.GraphModule(module, graph)
+
+
+def _skipped(alone: bool = False):
+    """This frame and, if not `alone`, all that it calls is left to Python; next time it is asked
+    for anew."""
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 
+    inside = FrameAction.DEFAULT if alone else FrameAction.SKIP
     return ConvertFrameReturn(
-        frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP),
-        apply_to_code=False,
+        frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, inside), apply_to_code=False
     )
 
 
 @contextmanager
-def compiled(trace: Trace) -> Iterator[None]:
+def compiled(trace: Trace, compiler: Compiler) -> Iterator[None]:
     """Compiled code is planned for the card of a trace; the process is left without its traces."""
     from torch._dynamo import eval_frame
 
-    compiler = Compiler(trace)
     stance = eval_frame._callback_from_stance
     with ExitStack() as stack:
         prepared = False

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from . import cost
 from .card import Card
 from .choices import cuda_choices, fake_modules
-from .compiled import compiled
+from .compiled import Compiler, compiled
 from .here import Here
 from .mode import OneMode
 from .refusals import NO_TRITON, NO_VALUES, NotSimulated, understood
@@ -73,7 +73,8 @@ def simulate(
     known = card if isinstance(card, Card) else card and Card.like(card)
     inside = getattr(run, "inside", None)  # of a script, in that process
     trace = Trace(known or None, versions, Here(everywhere=inside is not None))
-    with _LOCK, _in_words(trace), _fake(trace, inside):
+    compiler = run.compiler(trace) if inside else Compiler(trace)
+    with _LOCK, _in_words(trace), _fake(trace, compiler, inside):
         kept = run()
         if trace.refused:
             raise trace.refused
@@ -88,7 +89,7 @@ def simulate(
 
 
 @contextmanager
-def _fake(trace: Trace, inside: Callable | None) -> Iterator[None]:
+def _fake(trace: Trace, compiler: Compiler, inside: Callable | None) -> Iterator[None]:
     """Tensors are fake, libraries take them, and the trace sees all of it."""
     with (
         undisturbed(trace.here),
@@ -98,7 +99,7 @@ def _fake(trace: Trace, inside: Callable | None) -> Iterator[None]:
         trace,
         watched(trace),
         cuda_choices(trace),
-        compiled(trace),
+        compiled(trace, compiler),
         inside(trace) if inside else nullcontext(),
     ):
         yield

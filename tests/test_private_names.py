@@ -43,7 +43,11 @@ OWNERS = {
 # Asked for before it is used: a build for CUDA has it.
 OPTIONAL = {"torch._C._cuda_clearCublasWorkspaces"}
 # What replaces whatever it is told to: those who tell it are seen.
-PASSED_ON = {("fake_cuda/here.py", "owner"), ("fake_cuda/compiled_card.py", "owner")}
+PASSED_ON = {
+    ("fake_cuda/here.py", "owner"),
+    ("fake_cuda/compiled_card.py", "owner"),
+    ("fake_cuda/scripts/compiling.py", "owner"),
+}
 
 
 def find(path: str):

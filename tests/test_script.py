@@ -15,7 +15,7 @@ import torch
 from fake_cuda import simulate
 from fake_cuda.card import Card
 from fake_cuda.scripts import Script, apart, changes, host
-from fake_cuda.scripts.changes import COMPILED
+from fake_cuda.scripts.changes import SCRIPTED
 from fake_cuda.scripts.run import BY_HAND, ONE_UPDATE, Run
 from planner.__main__ import main
 
@@ -120,13 +120,13 @@ def test_mixed_precision_with_a_scaler(write):
     assert found.by_category["parameters"] > 0 and found.peak_by_category["optimizer states"] > 0
 
 
-def test_a_model_larger_than_this_machine_and_compiled_code_is_marked(write):
+def test_a_model_larger_than_this_machine_and_scripted_code_is_marked(write):
     large = MODEL + textwrap.dedent("""
         linears = [torch.nn.Linear(20_000, 20_000) for _ in range(40)]
-        model = torch.compile(torch.nn.Sequential(torch.nn.Linear(32, 20_000), *linears).to("cuda"))
+        model = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(32, 20_000), *linears).cuda())
     """)
     script = Script(write(large + UPDATE.replace("AdamW", "SGD")))
-    assert simulate(script, (8, 0)).peak_allocated > 100 * 2**30 and script.note == COMPILED
+    assert simulate(script, (8, 0)).peak_allocated > 100 * 2**30 and script.note == SCRIPTED
 
 
 def test_nothing_of_the_users_is_changed(write, tmp_path):

@@ -65,9 +65,13 @@ def installed() -> bool:
 
 
 def _by_wrapper(frame) -> bool:
-    """Whether a question comes from a module with Triton's kernels, or from Liger's own."""
+    """Whether a question comes from a module with Triton's kernels, or from Liger's own.
+
+    Not from torch's compiler, which has a card of its own (`compiled_card`).
+    """
     names = frame.f_globals
-    return "triton" in names or names.get("__name__", "").startswith("liger_kernel.")
+    module = names.get("__name__", "")
+    return "triton" in names and not module.startswith("torch.") or module[:13] == "liger_kernel."
 
 
 def _asks(here: Here, answer: Callable, usual: Callable) -> property:

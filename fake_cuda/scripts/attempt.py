@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 @dataclass
 class Attempt:
     """One run of a script in its process. `asked` are the attributes of `Script`, `card` the
-    keywords of `simulate`; `limited` says whether memory may run out."""
+    keywords of `simulate`; `limited` says whether memory may run out, `compiles`
+    whether torch.compile compiles."""
 
     asked: dict
     card: dict
     limited: bool = True
+    compiles: bool = True
     environment: dict = field(default_factory=dict)
 
 

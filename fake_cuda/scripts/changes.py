@@ -2,6 +2,7 @@
 
 import builtins
 import getpass
+import inspect
 import multiprocessing.context
 import os
 import sys
@@ -32,7 +33,7 @@ OFFLOADED = (
     "loads a model of which a part goes to {}, because device_map leaves it no room on the card: "
     "such a model is not predicted"
 )
-COMPILED = "torch.compile was run as eager code: compiled code plans its own memory and time."
+SCRIPTED = "torch.jit.script was run as eager code: scripted code may fuse, and take less time."
 PACKED = (
     "packs sequences with pack_padded_sequence in {}: what a recurrent layer then does depends on "
     "their lengths on the card, and is not predicted"
@@ -59,6 +60,15 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield torch.utils.cpp_extension, "_join_cuda_home", _no_compiler
 
 
+def made(changes: Iterator[tuple]) -> list[tuple]:
+    """Make changes of (owner, name, value); (owner, name, what stood there) of each."""
+    before = []
+    for owner, name, value in changes:
+        before.append((owner, name, inspect.getattr_static(owner, name, None)))
+        setattr(owner, name, value)
+    return before
+
+
 def _no_compiler(*_):
     raise Stop("compiles an extension for CUDA, whose kernels have nothing to work on here")
 
@@ -66,9 +76,9 @@ def _no_compiler(*_):
 def _tensors(run, where: Where, moves: Moves) -> Iterator[tuple]:
     parameter, deepcopy = torch.nn.Parameter.__new__, torch.Tensor.__deepcopy__
 
-    def compiled(what=None, *_, **__):
-        run.note(COMPILED)
-        return what if what is not None else (lambda function: function)
+    def scripted(what, *_, **__):
+        run.note(SCRIPTED)
+        return what
 
     def new(cls, data=None, requires_grad=True):
         if type(data) in (torch.Tensor, torch.nn.Parameter) and not data.is_meta:
@@ -97,10 +107,8 @@ def _tensors(run, where: Where, moves: Moves) -> Iterator[tuple]:
 
     pack = torch.nn.utils.rnn.pack_padded_sequence
     yield torch.nn.utils.rnn, "pack_padded_sequence", packed
-    yield torch, "compile", compiled
     yield torch.compiler, "cudagraph_mark_step_begin", lambda: None  # of compiled code
-    yield torch.nn.Module, "compile", lambda module, *_, **__: compiled(module) and None
-    yield torch.jit, "script", compiled
+    yield torch.jit, "script", scripted
     yield torch, "_amp_update_scale_", guesses.scaled
     yield torch.autograd, "_engine_run_backward", engine
     # A checkpoint is packed within an operation, and unpacked without: its device reads otherwise.

@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
 
 from ..simulation import simulate
 from ..trace import HOST, Trace
-from . import changes, view, watch
+from . import changes, compiling, view, watch
 from .answers import forget_machine
 from .attempt import Attempt, Outcome
 from .card import MemoryOfTrace, card_of_script
@@ -72,8 +72,8 @@ def work(attempt: Attempt, base: str, tell: Callable) -> Outcome:
             outcome.notes.append(view.WATCHED)
         outcome.found = simulate(Run(attempt, base, outcome, tell), **attempt.card)
     except Again as again:
-        before = dict(limited=attempt.limited, environment=attempt.environment)
-        outcome.again = before | again.args[0]
+        fields = ("limited", "compiles", "environment")
+        outcome.again = {name: getattr(attempt, name) for name in fields} | again.args[0]
     except (Failure, ValueError, OSError) as error:
         outcome.failure = str(error)
     return outcome
@@ -111,6 +111,10 @@ class Run:
             return text
         return name + equals + view.place(value, self.base, self.outcome.way)
 
+    def compiler(self, trace: Trace) -> compiling.ScriptCompiler:
+        self.compiled = compiling.ScriptCompiler(trace, self)
+        return self.compiled
+
     @contextmanager
     def inside(self, trace: Trace) -> Iterator[None]:
         """What `simulate` puts around the run. Nothing is put back: the process ends with it."""
@@ -132,8 +136,8 @@ class Run:
         signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
         with where, Moves(where) as moves:
             card = card_of_script(trace, asked, self.memory)
-            for owner, name, value in (*card, *changes.changes(self, where, moves)):
-                setattr(owner, name, value)
+            others = changes.changes(self, where, moves)
+            self.compiled.begin(where, changes.made(card), changes.made(others))
             yield
 
     def tick(self, _, frame) -> None:
@@ -217,20 +221,23 @@ class Run:
                 self.trace.phases[phase] = self.trace.events[event] = "optimizer step"
         return main
 
-    def judge(self, error: BaseException | None) -> None:
-        """Whether what was seen is an answer, and what is to be said of it."""
-        self.outcome.updates = updates = min(self.taken.values(), default=self.where.by_hand)
+    def try_again(self, error: BaseException | None, refused: bool) -> None:
+        """Whether it is to be run once more, otherwise."""
         out = self.memory.ran_out
-        if (
-            self.attempt.limited
-            and out
-            and (not updates or _in_chain(error, torch.OutOfMemoryError))
-        ):
+        over = not self.outcome.updates or _in_chain(error, torch.OutOfMemoryError)
+        if self.attempt.limited and out and over:
             raise Again(dict(limited=False))  # and say how much it would have needed
         if not self.attempt.environment and alone(error):
             raise Again(dict(environment=PROCESS))
+        if refused and self.attempt.compiles and self.compiled.codes:
+            raise Again(dict(compiles=False))  # perhaps by a value that a plan has not
+
+    def judge(self, error: BaseException | None) -> None:
+        """Whether what was seen is an answer, and what is to be said of it."""
+        self.outcome.updates = updates = min(self.taken.values(), default=self.where.by_hand)
         ends = isinstance(error, SystemExit | Stop | TimeOver | None)
         refused = not ends or isinstance(error, Stop) and str(error)
+        self.try_again(error, refused)
         status = error.code if isinstance(error, SystemExit) else None
         on_card = set(self.trace.kind) - {HOST}
         if refused or status and not updates:
@@ -254,7 +261,7 @@ class Run:
             self.note(STOPPED.format(over))
         if self.attempt.environment:
             self.note(ONE_PROCESS)
-        if out:
+        if out := self.memory.ran_out:
             batch = f", {self.trace.batch:,} samples at once" if self.trace.batch else ""
             self.note(RAN_OUT.format("once" if out == 1 else f"{out} times", batch))
 

@@ -12,8 +12,8 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "measurements"
 KEY = ["table", "set", "run", "quantity"]
-FROZEN = 1581  # rows, and their digest: append rows, raise both, and say why in the commit
-DIGEST = "cc77b52f5827ee7e7e495f1bfdf45f6dccc9696cf92cb77671c70943845dec18"
+FROZEN = 1685  # rows, and their digest: append rows, raise both, and say why in the commit
+DIGEST = "7d68552f0829ffa6157888efed391a40f37d3423cb896217e7ce1c3d8546be5f"
 
 
 def read(name: str) -> pd.DataFrame:

@@ -19,8 +19,10 @@ PACKAGES = ("evidence", "fake_cuda", "helpers", "planner")
 NOT_RUN = ("fake_cuda.scripts", "evidence.runs", "evidence.code", "evidence.tables")
 # Modules of fake_cuda that a run has to ask for by one of these words, and that do nothing else:
 # they count for evidence in whose own modules a word stands.
+COMPILED = "compiled compiled_card compiled_plan"
 ON_REQUEST = {
-    "torch_compile": "compiled compiled_card compiled_plan",
+    "torch_compile": COMPILED,
+    "value=Name(id='torch',ctx=Load()),attr='compile'": COMPILED,  # torch.compile in a syntax tree
     "liger": "launches choices.triton choices.liger",
     "triton": "launches choices.triton",
     "fully_shard": "shards",

@@ -42,6 +42,7 @@ def test_what_a_run_has_to_ask_for_counts_where_it_is_asked_for():
     kernels = code.modules_behind("evidence.sources.liger_kernels")
     assert {"fake_cuda.launches", "fake_cuda.choices.liger"} <= kernels - plain
     assert "fake_cuda.compiled" not in kernels | plain
+    assert "fake_cuda.compiled_plan" in code.modules_behind("evidence.sources.compiled_course")
     names = {name for names in code.ON_REQUEST.values() for name in names.split()}
     assert all(code._file(f"fake_cuda.{name}") for name in names)
 

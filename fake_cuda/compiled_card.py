@@ -66,6 +66,7 @@ def found(card: Card | None, moved: list[int]) -> Iterator[None]:
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import cpu_vec_isa, scheduler
     from torch._inductor.codegen import cpp, triton
+    from torch._inductor.codegen import triton_combo_kernel as combos
     from torch._inductor.fx_passes import reinplace
     from torch._inductor.fx_utils import FakeTensorUpdater
     from torch._inductor.runtime.hints import DeviceProperties
@@ -73,8 +74,11 @@ def found(card: Card | None, moved: list[int]) -> Iterator[None]:
     def named(self, source, nodes, kernel) -> str:
         from torch._inductor.virtualized import V
 
+        parts = getattr(
+            kernel, "sub_kernels", [kernel]
+        )  # of several in one, as for lists of tensors
         with V.set_kernel_handler(kernel):
-            moved.append(int(kernel.estimate_kernel_num_bytes()))
+            moved.append(sum(int(part.estimate_kernel_num_bytes()) for part in parts))
         return f"kernel_{len(moved) - 1}"
 
     changes = [
@@ -101,6 +105,8 @@ def found(card: Card | None, moved: list[int]) -> Iterator[None]:
             ),
             (triton.TritonKernel, "codegen_kernel", lambda *_, **__: ""),
             (triton.TritonKernel, "call_kernel", _launch),
+            (combos.ComboKernel, "codegen_kernel", lambda *_, **__: ""),
+            (combos.ComboKernel, "call_kernel", _launch_several),
             (triton.TritonScheduling, "define_kernel", named),
         ]
     DeviceProperties.create.cache_clear()
@@ -140,6 +146,13 @@ def _launch(kernel, name: str, node=None, deallocate_ws: bool = True) -> None:
     wrapper.writeline(f"{name}()")
     if deallocate_ws:  # else what reads it comes later, and frees it
         kernel.deallocate_workspaces()
+
+
+def _launch_several(kernel, name: str) -> None:
+    """The same of a kernel that does the work of several, which have no workspace."""
+    from torch._inductor.virtualized import V
+
+    _wrapper(V).writeline(f"{name}()")
 
 
 def _wrapper(virtual):

@@ -141,3 +141,32 @@ def test_the_plan_is_what_a_step_needs(name):
         step()
     torch._dynamo.reset()
     assert planned == pytest.approx(usage.peak_allocated, rel=0.02)
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_an_optimizer_that_is_compiled_is_planned(lists):
+    def stepped() -> Callable[[], None]:
+        model = Wide()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=lists)
+        update, x = torch.compile(optimizer.step), torch.randn(8, WIDTH)
+
+        def step():
+            model(x).backward()
+            update()
+            optimizer.zero_grad()
+
+        return step
+
+    def two():
+        step = stepped()
+        step()
+        step()
+
+    planned = predict(two, gpu="cpu").peak_allocated
+    step = stepped()
+    step()
+    gc.collect()
+    with measure() as usage:
+        step()
+    torch._dynamo.reset()
+    assert planned == pytest.approx(usage.peak_allocated, rel=0.02)

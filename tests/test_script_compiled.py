@@ -139,9 +139,25 @@ def test_code_that_picks_by_values_of_a_plan_is_run_eager_and_that_is_said(ran):
 
 
 def test_what_cannot_be_compiled_is_run_eager_and_named(ran):
-    other = "called = torch.compile(model)\noptimizer.step = torch.compile(optimizer.step)"
-    found, note = ran(NET, other, STEPS)
-    assert "step" in note and "was run as eager code" in note and found.peak_reserved
+    broken = """
+    import torch._inductor.graph
+    torch._inductor.graph.GraphLowering.run = None
+    called = torch.compile(model)
+    """
+    found, note = ran(NET, broken, STEPS)
+    assert "in Net.forward" in note and "was run as eager code" in note and found.peak_reserved
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_an_optimizer_that_is_compiled_has_no_temporaries(lists, ran):
+    """Of lists of tensors Inductor makes one kernel for several, which has a writer of its own."""
+    model = f"""
+    called, sizes = torch.compile(model), [8] * 4
+    optimizer = torch.optim.AdamW(model.parameters(), foreach={lists})
+    """
+    eager, _ = ran(NET, model, STEPS)
+    found, note = ran(NET, model, "optimizer.step = torch.compile(optimizer.step)", STEPS)
+    assert "eager" not in note and found.peak_allocated < eager.peak_allocated
 
 
 def test_code_for_the_host_computes(ran):

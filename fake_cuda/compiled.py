@@ -23,7 +23,10 @@ from .trace import Trace
 MODE = "torch.compile's {}, whose memory is not known here: take its default mode"
 FAILED = "code that torch.compile does not take for a card that is not there ({})"
 BACKEND = "torch.compile with the backend {!r}: only inductor's plan is known"
-TIME = "The time of compiled code is held to no measurement; products that it pads are not padded."
+TIME = (
+    "Of compiled code's time the host's part of a call is not known, which counts in steps of "
+    "about a millisecond and less; products that it pads are not padded."
+)
 aten = torch.ops.aten
 NAMES = {"bias_addmm": "addmm"}  # of Inductor's products, as ATen calls them
 

@@ -21,6 +21,7 @@ SEED, SAMPLE = 26, 40
 # Runs that are cheap to predict, as a pattern of their names; a set that is not named has none.
 CHEAP_PEAKS = {
     "bert-large-3090": "second step",
+    "compiled-csdiywithme": "attention.*",
     "course-csdiywithme": "small, forward.*",
     "course-damek": "(forward, length 128|attention.*)",
     "course-linyun-2": "forward, length 128",
@@ -40,6 +41,7 @@ CHEAP_STEPS = {
     "bert-a100": "eager, (4 x 256|8 x 512)",
     "book-b200": ".*, forward",
     "build-nanogpt": "bf16",
+    "compiled-enzoding": "attention.*",
     "decoder-a100": "(small|medium).*, forward",
     "decoder-b200": "small.*, forward",
     "decoder-h20": "small.*, (128|512) tokens",

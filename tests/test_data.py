@@ -248,7 +248,7 @@ MEASURED_PEAK = "measurements/peaks"
         (MEASURED_PEAK, put(0, "role", "excluded"), "row 2: reason is empty, and a row that does"),
         (MEASURED_PEAK, put(0, "measured", "much"), "'much', which is no positive number"),
         (MEASURED_PEAK, put(0, "measured", "-1"), "measured is '-1', which is no positive number"),
-        (MEASURED_PEAK, repeat_last, f"row 1314: set, run, quantity{TWICE}"),
+        (MEASURED_PEAK, repeat_last, f"row 1374: set, run, quantity{TWICE}"),
         ("real_cards", put(0, "predicted", ""), "row 2: predicted is empty, and only excluded"),
         ("real_cards", put(0, "code_hash", "today"), "code_hash is 'today', which is no hash"),
         ("fits", put(0, "fits", "False"), "remedy is empty, and a miss needs one"),

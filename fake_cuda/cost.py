@@ -10,7 +10,7 @@ L2 cache.
 The ranges were chosen on 70 rows of data/speeds.csv, so that nine of ten lay inside. Then 136
 others were predicted blind (data/blind_speeds.csv): 79% of them lay inside. Since then layouts
 of convolutions and FlashAttention on newer cards have been put in, and the ranges stayed:
-97% of the judged rows lie in their ranges today, and 83% of those that wait for their host,
+90% of the judged rows lie in their ranges today, and 83% of those that wait for their host,
 whose speed has to be told.
 """
 

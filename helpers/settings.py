@@ -106,7 +106,7 @@ def _check_liger(on_cpu: bool) -> None:
     if on_cpu:
         raise ValueError(
             "use_liger_kernel=True needs a card, a CPU cannot run Triton's kernels: leave it out, "
-            'or predict it for a card with gpu="T4"'
+            'or predict it for a card with gpu="RTX 3090"'
         )
     if missing := _missing_for_liger():
         raise ValueError(

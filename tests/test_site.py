@@ -7,6 +7,7 @@ import nbformat
 import pandas as pd
 import pytest
 
+from notebook_rules import prose
 from tools import site
 
 LESSON = site.ROOT / "notebooks" / "05_gradient_checkpointing.ipynb"
@@ -53,6 +54,17 @@ def test_a_lesson_is_folded_as_in_jupyterlab_and_has_no_cell_for_colab(tmp_path,
     closed = sum("hide-input" in found for found in tags.values())
     shown = [facts["code_prompt_show"] for facts in told if "code_prompt_show" in facts]
     assert len(shown) == closed and "Show the {type}: What this lesson imports" in shown
+
+
+@pytest.mark.parametrize("page", site.notebooks(), ids=lambda page: page.stem)
+def test_formulas_can_be_written_without_a_network(page):
+    """`docs/conf.py` writes them as MathML, by a library that does not know all of LaTeX."""
+    reason = "needs docutils: pip install -e '.[site]'"
+    write = pytest.importorskip("docutils.utils.math.latex2mathml", reason=reason).tex2mathml
+    for cell in nbformat.read(page, as_version=4).cells:
+        if cell.cell_type == "markdown":
+            for formula in re.findall(r"\$\$?([^$]+)\$\$?", prose(cell.source)):
+                assert "<math" in write(formula), formula
 
 
 def test_every_lesson_has_a_place_in_the_contents():

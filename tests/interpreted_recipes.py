@@ -39,8 +39,10 @@ class InFloat32(Question):
 
 
 @pytest.fixture(autouse=True)
-def plain_before_and_after():
-    """Liger changes how all models of a kind rotate."""
+def plain_before_and_after(monkeypatch):
+    """Liger changes how all models of a kind rotate; the interpreter takes a time per token."""
+    monkeypatch.setattr("planned.PROMPT", 8)
+    monkeypatch.setattr("planned.LABELS", (16, 8, 3, 1))
     assert modeling_llama.apply_rotary_pos_emb is PLAIN_ROTATION
     yield
     modeling_llama.apply_rotary_pos_emb = PLAIN_ROTATION

@@ -8,6 +8,7 @@ from planner.predictions import Predictions
 from planner.question import Question, find_card
 
 SHAPE = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)
+PROMPT = 20  # tokens without a label before them
 LABELS = (40, 20, 8, 2)  # of four samples, two in a micro-batch: however drawn, no two halves match
 
 
@@ -41,7 +42,7 @@ def samples(asked: Question) -> list[dict]:
     """Four samples of unlike lengths and numbers of labels; half of one is a text of its own."""
     random, found = torch.Generator().manual_seed(0), []
     for n, counted in enumerate(LABELS):
-        length = 20 + counted + n
+        length = PROMPT + counted + n
         ids = torch.randint(3, 257, (length,), generator=random)
         sample = {"input_ids": ids, "labels": torch.tensor(n % 2)}
         if asked.workload.task == "language_modelling":

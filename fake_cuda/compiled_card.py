@@ -63,58 +63,67 @@ def _on_cpu(update: Callable) -> Callable:
 def found(card: Card | None, moved: list[int]) -> Iterator[None]:
     """Inductor finds a card of these properties and Triton for it, or a CPU; it writes no kernel,
     and `moved` takes the bytes of each."""
-    from torch._dynamo.device_interface import CudaInterface
-    from torch._inductor import cpu_vec_isa, scheduler
-    from torch._inductor.codegen import cpp, triton
-    from torch._inductor.codegen import triton_combo_kernel as combos
-    from torch._inductor.fx_passes import reinplace
-    from torch._inductor.fx_utils import FakeTensorUpdater
+    from torch._inductor import cpu_vec_isa
+    from torch._inductor.codegen import cpp
     from torch._inductor.runtime.hints import DeviceProperties
-
-    def named(self, source, nodes, kernel) -> str:
-        from torch._inductor.virtualized import V
-
-        parts = getattr(
-            kernel, "sub_kernels", [kernel]
-        )  # of several in one, as for lists of tensors
-        with V.set_kernel_handler(kernel):
-            moved.append(sum(int(part.estimate_kernel_num_bytes()) for part in parts))
-        return f"kernel_{len(moved) - 1}"
 
     changes = [
         (cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa),  # asks the C++ compiler
         (cpp.CppScheduling, "define_kernel", lambda *_, **__: "cpp_kernel"),
     ]
     if card:
-        facts = _properties(card)
-        changes += [
-            (torch.cuda, "get_device_properties", lambda *_: facts),
-            (torch.cuda, "get_device_capability", lambda *_: card.capability),
-            (torch.cuda, "current_device", lambda: 0),
-            (torch.cuda, "get_rng_state", lambda *_: torch.empty(16, dtype=torch.uint8)),
-            (torch.cuda, "set_rng_state", lambda *_: None),
-            (CudaInterface, "get_device_properties", staticmethod(lambda *_: facts)),
-            (CudaInterface, "get_compute_capability", staticmethod(lambda *_: facts.compute)),
-            (scheduler, "has_triton", lambda: True),
-            # Tries out a copy on fake tensors, and would look for the card.
-            (reinplace, "_inplace_generalized_scatter", lambda into, *_: into),
-            (
-                FakeTensorUpdater,
-                "incremental_update",
-                _on_cpu(FakeTensorUpdater.incremental_update),
-            ),
-            (triton.TritonKernel, "codegen_kernel", lambda *_, **__: ""),
-            (triton.TritonKernel, "call_kernel", _launch),
-            (combos.ComboKernel, "codegen_kernel", lambda *_, **__: ""),
-            (combos.ComboKernel, "call_kernel", _launch_several),
-            (triton.TritonScheduling, "define_kernel", named),
-        ]
+        changes += _answers(card) + _kernels(moved)
     DeviceProperties.create.cache_clear()
     with ExitStack() as stack:
         for owner, name, value in changes:
             stack.enter_context(patch.object(owner, name, value))
         yield
     DeviceProperties.create.cache_clear()
+
+
+def _answers(card: Card) -> list[tuple[object, str, object]]:
+    """What answers Inductor's questions about the card: (owner, name, what stands there)."""
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor import scheduler
+    from torch._inductor.fx_passes import reinplace
+    from torch._inductor.fx_utils import FakeTensorUpdater
+
+    facts = _properties(card)
+    updated = _on_cpu(FakeTensorUpdater.incremental_update)
+    return [
+        (torch.cuda, "get_device_properties", lambda *_: facts),
+        (torch.cuda, "get_device_capability", lambda *_: card.capability),
+        (torch.cuda, "current_device", lambda: 0),
+        (torch.cuda, "get_rng_state", lambda *_: torch.empty(16, dtype=torch.uint8)),
+        (torch.cuda, "set_rng_state", lambda *_: None),
+        (CudaInterface, "get_device_properties", staticmethod(lambda *_: facts)),
+        (CudaInterface, "get_compute_capability", staticmethod(lambda *_: facts.compute)),
+        (scheduler, "has_triton", lambda: True),
+        # Tries out a copy on fake tensors, and would look for the card.
+        (reinplace, "_inplace_generalized_scatter", lambda into, *_: into),
+        (FakeTensorUpdater, "incremental_update", updated),
+    ]
+
+
+def _kernels(moved: list[int]) -> list[tuple[object, str, object]]:
+    """What stands in the place of the kernels' writers: each kernel leaves its bytes in `moved`."""
+    from torch._inductor.codegen import triton
+    from torch._inductor.codegen import triton_combo_kernel as combos
+    from torch._inductor.virtualized import V
+
+    def named(self, source, nodes, kernel) -> str:
+        parts = getattr(kernel, "sub_kernels", [kernel])  # several in one, for lists of tensors
+        with V.set_kernel_handler(kernel):
+            moved.append(sum(int(part.estimate_kernel_num_bytes()) for part in parts))
+        return f"kernel_{len(moved) - 1}"
+
+    return [
+        (triton.TritonKernel, "codegen_kernel", lambda *_, **__: ""),
+        (triton.TritonKernel, "call_kernel", _launch),
+        (combos.ComboKernel, "codegen_kernel", lambda *_, **__: ""),
+        (combos.ComboKernel, "call_kernel", _launch_several),
+        (triton.TritonScheduling, "define_kernel", named),
+    ]
 
 
 def _properties(card: Card) -> SimpleNamespace:

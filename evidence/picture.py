@@ -31,7 +31,10 @@ NAMES = {  # of sources, by how their sets begin
     "compiled": "compiled code",
 }
 MARKERS = "osD^vP*X<>hp"
-PALETTE = [*show.LINES.by_key()["color"], *"#6A4C93 #000000 #7A4B00 #B0006D #00606B #5A6B00".split()]
+PALETTE = [
+    *show.LINES.by_key()["color"],
+    *"#6A4C93 #000000 #7A4B00 #B0006D #00606B #5A6B00".split(),
+]
 
 
 def numbers() -> dict:

@@ -97,6 +97,7 @@ class Work:
         self.compiled = False  # whether compiled code issues what comes now
         self.masks: set[int] = set()  # numbers of the storages that hold dropout's masks
         self.notes: dict[str, int] = {}  # what the times do not hold: where it was seen last
+        self.sent: list[tuple[int, float]] = []  # a phase, and the bytes that left the card in it
 
     def see(self, func, args, kwargs, leaves: list, trace) -> None:
         """One call: `leaves` are the tensors it returned, `trace` a `Trace`."""
@@ -196,6 +197,10 @@ class Work:
     def copy(self, tensor, trace) -> None:
         """A tensor goes to the host's memory or comes back."""
         self.add(trace, self.issued(trace), "bus", (), size(tensor))
+
+    def send(self, count: float, trace) -> None:
+        """So many bytes leave for other cards."""
+        self.sent.append((len(trace.phases) - 1, count))
 
     def launch(self, kernel: str, moved: int, programs: int | None, trace) -> None:
         """A Triton kernel: what it does to its bytes is not known, so they alone are timed."""

@@ -131,7 +131,7 @@ def test_buckets_are_those_of_the_reducers_arithmetic(write, cap, of_buckets, mo
         print("REDUCED", tensors[0].numel() * 4 // MIB)
         return ranks._done(tensors)
 
-    monkeypatch.setattr(ranks.OneRank, "allreduce", told)
+    monkeypatch.setattr(ranks.Rank, "allreduce", told)
     options = f", bucket_cap_mb={cap}" if cap else ""
     options += ", gradient_as_bucket_view=True" if of_buckets else ""
     wrapped = f"model = DDP(Net().cuda(){options})\n"

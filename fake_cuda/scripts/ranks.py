@@ -1,4 +1,9 @@
-"""One process of one: a process group, DistributedDataParallel and what starts processes."""
+"""One process, alone or the first of several: its process groups, DistributedDataParallel, and what
+starts processes.
+
+Of several, each with a card of its own, rank 0 is run. What it would be sent is not known: on the
+card no values are, and on the host all ranks are taken to have what this one has.
+"""
 
 import copy
 import os
@@ -13,27 +18,34 @@ from torch.distributed import distributed_c10d as c10d
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..shards import of_dtensor
+from ..trace import FakeTensor
 from .answers import Anything
 from .host import Where
 from .moves import Moves, as_device, is_card
-from .words import SEVERAL, Stop
+from .words import MORE_RANKS, SEVERAL, Stop
 
 NAME = "one_rank"  # of the backend that stands in for all others
 NCCL = "What NCCL itself takes on the card is not counted."
 
 
 def ranks(run, where: Where, moves: Moves) -> Iterator[tuple]:
-    """(owner, name, value) of what is replaced for a script that is one process of one."""
+    """(owner, name, value) of what is replaced for a script that is one process, or rank 0."""
     if not dist.is_available():
         return
-    dist.Backend.register_backend(NAME, lambda *_: OneRank(), devices=["cpu", "cuda"])
-    yield from _groups(run)
+    cards = run.asked["ranks"]
+
+    def group(store, rank: int, size: int, timeout) -> Rank:
+        return Rank(rank, size, where)
+
+    dist.Backend.register_backend(NAME, group, devices=["cpu", "cuda"])
+    yield from _groups(run, cards)
     yield from _objects()
     yield dist, "Reducer", _reducer(where)
     yield from _data_parallel(moves)
     yield from _second_card()
-    yield torch.multiprocessing, "start_processes", start
-    yield torch.multiprocessing, "spawn", start
+    yield torch.cuda, "device_count", lambda: cards
+    yield torch.multiprocessing, "start_processes", _starts(cards)
+    yield torch.multiprocessing, "spawn", _starts(cards)
 
 
 # -------------------------------------------------------------------------------- process groups
@@ -45,24 +57,35 @@ def _done(result) -> dist.Work:
     return _create_work_from_future(future)
 
 
-def _copied(outputs, inputs) -> dist.Work:
-    """Of one rank, all that is gathered or scattered is what it gave itself."""
-    outputs, inputs = tree_leaves(outputs), tree_leaves(inputs)
-    with torch.no_grad():
-        for output, given in zip(outputs, inputs, strict=True):
-            output.detach().view(given.shape).copy_(given)
-    return _done(outputs)
+def _pairs(outputs, inputs, rank: int) -> Iterator[tuple]:
+    """(output, input) of each tensor that a collective writes. Where it takes a list, a tensor for
+    each rank, this rank has its own; where it fills one, each entry is what this rank gave."""
+    for output, given in zip(outputs, inputs, strict=False):
+        if isinstance(output, torch.Tensor):
+            yield output, given if isinstance(given, torch.Tensor) else given[rank]
+        else:
+            yield from ((one, given) for one in output)
 
 
-class OneRank(dist.ProcessGroup):
-    """A group of one process. What it has is what all have, so that nothing is sent.
+def _write(output, given) -> None:
+    """An output of as many values, or that many times as many or as few as there are ranks."""
+    if output.numel() >= given.numel() > 0:
+        into = output.detach().view(-1, *given.shape) if output.is_contiguous() else output
+        into.copy_(given)
+    else:
+        output.detach().copy_(given.reshape(-1)[: output.numel()].view(output.shape))
+
+
+class Rank(dist.ProcessGroup):
+    """A group of processes, of which this is one. What it has is what all have; nothing is sent.
 
     Its methods are those that torch.distributed and the Reducer call (Types.hpp, ProcessGroup.hpp
     in torch/csrc/distributed/c10d); some were renamed in torch 2.13.
     """
 
-    def __init__(self):
-        super().__init__(0, 1)
+    def __init__(self, rank: int, size: int, where: Where):
+        super().__init__(rank, size)
+        self.where = where
 
     def getBackendName(self) -> str:
         return NAME
@@ -70,21 +93,64 @@ class OneRank(dist.ProcessGroup):
     group_name = property(lambda self: c10d._world.pg_names[self])
     pg_name = group_name
 
+    def sends(self, tensors, times: float) -> None:
+        """Of `tensors` as many bytes leave this card as a ring of cards needs (NVIDIA, nccl-tests,
+        doc/PERFORMANCE.md): `times` (n - 1) / n."""
+        tensors = [one for one in tree_leaves(tensors) if self.where.on_card(one)]
+        n, count = self.size(), sum(one.numel() * one.element_size() for one in tensors)
+        if n > 1 and count:
+            self.where.trace.work.send(times * (n - 1) / n * count, self.where.trace)
+
+    def copied(self, outputs, inputs) -> dist.Work:
+        with torch.no_grad():
+            for output, given in _pairs(outputs, inputs, self.rank()):
+                if self.size() == 1 or not isinstance(output, FakeTensor):
+                    _write(output, given)
+        return _done(tree_leaves(outputs))
+
     def allreduce(self, tensors, opts=None):
+        self.sends(tensors, 2)
         return _done(tensors)
 
-    allreduce_coalesced = broadcast = reduce = allreduce
+    def broadcast(self, tensors, opts=None):
+        self.sends(tensors, 1)
+        return _done(tensors)
+
+    allreduce_coalesced, reduce = allreduce, broadcast
 
     def allgather(self, outputs, inputs, opts=None):
-        return _copied(outputs, inputs)
+        self.sends(outputs, 1)
+        return self.copied(outputs, inputs)
 
-    _allgather_base = all_gather_single = gather = scatter = reduce_scatter = allgather
-    allgather_into_tensor_coalesced = all_gather_single_coalesced = allgather
-    _reduce_scatter_base = reduce_scatter_single = alltoall = allgather
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced = allgather
+    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
+        return self.allgather(outputs, inputs)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    gather = allgather
+
+    def _allgather_base(self, output, given, opts=None):
+        return self.allgather([output], [given])
+
+    all_gather_single = _allgather_base
+
+    def reduce_scatter(self, outputs, inputs, opts=None):
+        self.sends(inputs, 1)
+        return self.copied(outputs, inputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced = reduce_scatter
+    scatter = reduce_scatter
+
+    def alltoall(self, outputs, inputs, opts=None):
+        self.sends(inputs, 1)
+        return self.copied(outputs, inputs)
+
+    def _reduce_scatter_base(self, output, given, opts=None):
+        return self.reduce_scatter([output], [given])
+
+    reduce_scatter_single = _reduce_scatter_base
 
     def alltoall_base(self, output, given, output_sizes=None, input_sizes=None, opts=None):
-        return _copied(output, given)
+        return self.alltoall([output], [given])
 
     all_to_all_single = alltoall_base
 
@@ -95,7 +161,7 @@ class OneRank(dist.ProcessGroup):
         return None
 
 
-def _groups(run) -> Iterator[tuple]:
+def _groups(run, cards: int) -> Iterator[tuple]:
     """The functions that make process groups, and those that say what they are."""
     begin, anew = c10d.init_process_group, c10d.new_group
     asked = {}  # a group -> the backend that the script asked for
@@ -103,9 +169,10 @@ def _groups(run) -> Iterator[tuple]:
     def init_process_group(
         backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, **options
     ):
-        _only(_world(init_method, world_size, rank, store))
+        count = _world(init_method, world_size, rank, store)
+        _only(count, cards)
         is_card(options.get("device_id"))
-        begin(NAME, rank=0, world_size=1, store=dist.HashStore())
+        begin(NAME, rank=0, world_size=count, store=dist.HashStore())
         for owner, name, function in of_dtensor():
             setattr(owner, name, function)
         asked[c10d.GroupMember.WORLD] = backend or "undefined"
@@ -148,19 +215,19 @@ def _world(init_method, world_size: int, rank: int, store) -> int:
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
-def _only(count: int) -> None:
-    if count > 1:
-        raise Stop(SEVERAL)
+def _only(count: int, cards: int) -> None:
+    if count > cards:
+        raise Stop(SEVERAL if cards == 1 else MORE_RANKS.format(count, cards))
 
 
 def _objects() -> Iterator[tuple]:
     """Python objects: torch would send them as bytes, of which it asks for values."""
 
     def all_gather_object(object_list, obj, group=None):
-        object_list[0] = copy.deepcopy(obj)
+        object_list[:] = [copy.deepcopy(obj) for _ in object_list]
 
     def gather_object(obj, object_gather_list=None, *_, **__):
-        object_gather_list[0] = copy.deepcopy(obj)
+        object_gather_list[:] = [copy.deepcopy(obj) for _ in object_gather_list]
 
     def scatter_object_list(scatter_object_output_list, scatter_object_input_list=None, *_, **__):
         scatter_object_output_list[0] = copy.deepcopy(scatter_object_input_list[0])
@@ -258,8 +325,12 @@ class Ended:
         return True
 
 
-def start(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn", **_):
-    """One process of torch.multiprocessing: its function is run here."""
-    _only(nprocs)
-    fn(0, *args)
-    return None if join else Ended()
+def _starts(cards: int):
+    """What starts processes: the first of them is run here."""
+
+    def start(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn", **_):
+        _only(nprocs, cards)
+        fn(0, *args)
+        return None if join else Ended()
+
+    return start

@@ -48,6 +48,7 @@ NOT_UPDATED = (
 )
 RAN_OUT = "It ran out of memory {} and went on: this is what it came to{}."
 ONE_PROCESS = "It was run as one process of one, as torchrun would run it."
+RANK_0 = "It was run as rank 0 of {}, as torchrun would run it: what cards send each other is not timed."
 OVER = "took no update and ran no model on the card in {}: --timeout gives it more time"
 STOPPED = "It was stopped after {}."
 STARTS = "starts another program to train, `{}`: give that one to the prediction"
@@ -77,6 +78,12 @@ def work(attempt: Attempt, base: str, tell: Callable) -> Outcome:
     except (Failure, ValueError, OSError) as error:
         outcome.failure = str(error)
     return outcome
+
+
+def of_ranks(count: int) -> dict[str, str]:
+    """What torchrun tells the first of so many processes on one machine; nothing to one alone."""
+    told = dict(WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count))
+    return PROCESS | told if count > 1 else {}
 
 
 class Failure(Exception):
@@ -125,7 +132,7 @@ class Run:
         path = asked["path"] if asked["module"] else self.where_is(os.path.abspath(asked["path"]))
         self.path = path if os.path.isabs(asked["path"]) else asked["path"]
         folder = os.getcwd() if asked["module"] else os.path.dirname(os.path.realpath(path))
-        os.environ.update(QUIET | self.attempt.environment)
+        os.environ.update(QUIET | self.attempt.environment | of_ranks(asked["ranks"]))
         sys.argv = [self.path, *map(self.where_is, asked["arguments"])]
         sys.path.insert(0, folder)
         sys.dont_write_bytecode = True
@@ -259,7 +266,9 @@ class Run:
             self.note(ONE_UPDATE)
         if over:
             self.note(STOPPED.format(over))
-        if self.attempt.environment:
+        if self.asked["ranks"] > 1:
+            self.note(RANK_0.format(self.asked["ranks"]))
+        elif self.attempt.environment:
             self.note(ONE_PROCESS)
         if out := self.memory.ran_out:
             batch = f", {self.trace.batch:,} samples at once" if self.trace.batch else ""

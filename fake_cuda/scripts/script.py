@@ -25,6 +25,7 @@ class Script:
 
     It runs in a process of its own that can change nothing of the user's (`view`), for at most
     `seconds`. `path` is a script, a notebook, or with `module=True` the name of a module.
+    With `ranks` above 1 it is rank 0 of so many processes, each with such a card of its own.
     `network` lets it reach other machines. `say` is called with a line of progress now and then.
     Afterwards `note` says what was run otherwise than the script asks, `printed` ends with the
     last lines that it printed, and `updates` is how many it took.
@@ -39,6 +40,7 @@ class Script:
         memory: int = 80 * 2**30,
         *,
         module: bool = False,
+        ranks: int = 1,
         network: bool = False,
         seconds: float = SECONDS,
         say: Callable[[str], None] | None = None,
@@ -46,6 +48,7 @@ class Script:
     ):
         self.path, self.module, self.arguments = str(path), module, [str(a) for a in arguments]
         self.memory, self.context, self.card = memory, 0, "a card"
+        self.ranks = ranks
         self.network, self.seconds, self.ways = network, seconds, tuple(ways)
         self.say = say or (lambda text: None)
         self.note, self.printed, self.updates, self.way = "", "", 0, ""
@@ -80,7 +83,7 @@ class Script:
         return outcome.found
 
     def _asked(self) -> dict:
-        names = "path module arguments memory context card network seconds ways".split()
+        names = "path module arguments ranks memory context card network seconds ways".split()
         return {name: getattr(self, name) for name in names}
 
     def _attempt(self, attempt: Attempt) -> Outcome:

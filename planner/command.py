@@ -77,7 +77,9 @@ def picture(name: str) -> Path:
 # ------------------------------------------------------------------------------------ the commands
 def predict_command(options: argparse.Namespace) -> str:
     """A prediction, as text or as JSON."""
-    predicted = _script_predicted if options.script or options.module else _model_predicted
+    scripted = options.script or options.module
+    options.ranks, options.gpu = _cards(options.gpu, options.gpus, bool(scripted))
+    predicted = _script_predicted if scripted else _model_predicted
     found, title, asked = predicted(options)
     if options.timeline:
         from helpers import show
@@ -91,6 +93,20 @@ def predict_command(options: argparse.Namespace) -> str:
     return json.dumps({"gpu": found.device} | asked | facts | {"versions": versions()}, indent=2)
 
 
+def _cards(gpu: str | None, gpus: str | None, scripted: bool) -> tuple[int, str]:
+    """How many cards there are, and which."""
+    if gpus is None:
+        return 1, gpu or "here"
+    count, times, name = gpus.partition("x")
+    if not (times and count.isdecimal() and int(count)):
+        raise ValueError(f"{gpus!r} is no number of cards: write 8xA100-80GB")
+    if gpu:
+        raise ValueError("name the cards once: --gpu or --gpus")
+    if not scripted:
+        raise ValueError("--gpus needs a script: --script train.py, or -m and a module")
+    return int(count), name
+
+
 def _script_predicted(options: argparse.Namespace) -> tuple:
     """The prediction of a script that nobody changed, a title, and what was asked."""
     from fake_cuda.scripts.script import SECONDS, Script
@@ -101,6 +117,7 @@ def _script_predicted(options: argparse.Namespace) -> tuple:
             name,
             options.settings,
             module=bool(options.module),
+            ranks=options.ranks,
             network=options.network,
             seconds=SECONDS if options.timeout is None else options.timeout,
             say=progress,
@@ -180,7 +197,8 @@ def _predict_options(commands, both: Parser) -> None:
     )
     add = command.add_argument
     add("--size", "--model", default="large", help="large, tiny, a model's name or folder")
-    add("--gpu", default="here", help="a card of data/gpus.csv, cpu, or here")
+    add("--gpu", help="a card of data/gpus.csv, cpu, or here, which is the default")
+    add("--gpus", metavar="8xA100-80GB", help="so many such cards: a script's rank 0 is predicted")
     add("--script", help="a training script that nobody changed")
     add("-m", "--module", help="the same, as python -m runs it")
     add("--timeout", type=float, metavar="SECONDS", help="a script's time to take its updates")

@@ -70,8 +70,10 @@ def _pairs(outputs, inputs, rank: int) -> Iterator[tuple]:
 def _write(output, given) -> None:
     """An output of as many values, or that many times as many or as few as there are ranks."""
     if output.numel() >= given.numel() > 0:
-        into = output.detach().view(-1, *given.shape) if output.is_contiguous() else output
-        into.copy_(given)
+        into = output.detach().view(-1, *given.shape) if output.is_contiguous() else [output]
+        for one in into:
+            if one.data_ptr() != given.data_ptr():  # what is gathered may lie in its place already
+                one.copy_(given)
     else:
         output.detach().copy_(given.reshape(-1)[: output.numel()].view(output.shape))
 

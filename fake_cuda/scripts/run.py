@@ -48,7 +48,9 @@ NOT_UPDATED = (
 )
 RAN_OUT = "It ran out of memory {} and went on: this is what it came to{}."
 ONE_PROCESS = "It was run as one process of one, as torchrun would run it."
-RANK_0 = "It was run as rank 0 of {}, as torchrun would run it: what cards send each other is not timed."
+RANK_0 = (
+    "It was run as rank 0 of {}, as torchrun would run it: what cards send each other is not timed."
+)
 OVER = "took no update and ran no model on the card in {}: --timeout gives it more time"
 STOPPED = "It was stopped after {}."
 STARTS = "starts another program to train, `{}`: give that one to the prediction"

@@ -8,10 +8,12 @@ import traceback
 from pathlib import Path
 
 SEVERAL = (
-    "asks for several processes, and one card was named: name as many, as --gpus 2xT4 does, or run it "
-    "with one, as torchrun would with RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 in front of the command"
+    "asks for several processes, and one card was named: name as many, as --gpus 2xT4 does, or run "
+    "it with one, as torchrun would with RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 in front of the command"
 )
-MORE_RANKS = "asks for {} processes, and {} cards were named: name as many, as --gpus 8xA100-40GB does"
+MORE_RANKS = (
+    "asks for {} processes, and {} cards were named: name as many, as --gpus 8xA100-40GB does"
+)
 SEVERAL_CARDS = "puts tensors on {}: one card is predicted, which is cuda:0"
 
 

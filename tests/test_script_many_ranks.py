@@ -1,7 +1,7 @@
 """A script that is rank 0 of several: sharded, replicated and cut models, held to real runs.
 
 The real runs are the same scripts on a CPU with real tensors, measured by `helpers.measure`. There
-the process group was `ranks.Rank` too, which sends nothing: gloo keeps copies of its own and frees
+the process group was `group.Rank` too, which sends nothing: gloo keeps copies of its own and frees
 them in threads that nobody measures. Where it keeps none, two processes that talk by gloo need the
 same: DDP, and FSDP2 with a mesh of 1 x 2.
 """
@@ -12,8 +12,7 @@ import pytest
 
 from fake_cuda import simulate
 from fake_cuda.scripts import Script
-from fake_cuda.scripts.run import RANK_0
-from fake_cuda.scripts.words import MORE_RANKS, SEVERAL
+from fake_cuda.scripts.words import MORE_RANKS, RANK_0, SEVERAL
 from planner.command import main
 from test_script_shards import A100, MIB, NET, REAL, STEPS, WEIGHTS, WORKSPACES, WRAP
 

@@ -7,7 +7,7 @@ import pytest
 
 from fake_cuda import simulate
 from fake_cuda.card import Card
-from fake_cuda.scripts import Script, ranks
+from fake_cuda.scripts import Script, group, ranks
 from fake_cuda.scripts.run import ONE_PROCESS
 from fake_cuda.scripts.words import SEVERAL, SEVERAL_CARDS
 
@@ -127,11 +127,11 @@ def test_buckets_are_those_of_the_reducers_arithmetic(write, cap, of_buckets, mo
             filled = 0
     assert sizes == ([4] * 8 if cap else [4, 28])
 
-    def told(group, tensors, options=None):
+    def told(self, tensors, options=None):
         print("REDUCED", tensors[0].numel() * 4 // MIB)
-        return ranks._done(tensors)
+        return group._done(tensors)
 
-    monkeypatch.setattr(ranks.Rank, "allreduce", told)
+    monkeypatch.setattr(group.Rank, "allreduce", told)
     options = f", bucket_cap_mb={cap}" if cap else ""
     options += ", gradient_as_bucket_view=True" if of_buckets else ""
     wrapped = f"model = DDP(Net().cuda(){options})\n"

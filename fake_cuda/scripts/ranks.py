@@ -1,8 +1,7 @@
 """One process, alone or the first of several: its process groups, DistributedDataParallel, and what
 starts processes.
 
-Of several, each with a card of its own, rank 0 is run. What it would be sent is not known: on the
-card no values are, and on the host all ranks are taken to have what this one has.
+Of several, each with a card of its own, rank 0 is run.
 """
 
 import copy
@@ -12,20 +11,28 @@ from urllib.parse import parse_qs, urlparse
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from ..shards import of_dtensor
-from ..trace import FakeTensor
 from .answers import Anything
+from .group import NAME, Rank
 from .host import Where
 from .moves import Moves, as_device, is_card
 from .words import MORE_RANKS, SEVERAL, Stop
 
-NAME = "one_rank"  # of the backend that stands in for all others
 NCCL = "What NCCL itself takes on the card is not counted."
+
+
+PROCESS = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
+PROCESS |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", GROUP_RANK="0")
+
+
+def told(count: int) -> dict[str, str]:
+    """What torchrun tells the first of so many processes on one machine; nothing to one alone."""
+    world = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
+    return PROCESS | world if count > 1 else {}
 
 
 def ranks(run, where: Where, moves: Moves) -> Iterator[tuple]:
@@ -49,118 +56,6 @@ def ranks(run, where: Where, moves: Moves) -> Iterator[tuple]:
 
 
 # -------------------------------------------------------------------------------- process groups
-
-
-def _done(result) -> dist.Work:
-    future = torch.futures.Future()
-    future.set_result(result)
-    return _create_work_from_future(future)
-
-
-def _pairs(outputs, inputs, rank: int) -> Iterator[tuple]:
-    """(output, input) of each tensor that a collective writes. Where it takes a list, a tensor for
-    each rank, this rank has its own; where it fills one, each entry is what this rank gave."""
-    for output, given in zip(outputs, inputs, strict=False):
-        if isinstance(output, torch.Tensor):
-            yield output, given if isinstance(given, torch.Tensor) else given[rank]
-        else:
-            yield from ((one, given) for one in output)
-
-
-def _write(output, given) -> None:
-    """An output of as many values, or that many times as many or as few as there are ranks."""
-    if output.numel() >= given.numel() > 0:
-        into = output.detach().view(-1, *given.shape) if output.is_contiguous() else [output]
-        for one in into:
-            if one.data_ptr() != given.data_ptr():  # what is gathered may lie in its place already
-                one.copy_(given)
-    else:
-        output.detach().copy_(given.reshape(-1)[: output.numel()].view(output.shape))
-
-
-class Rank(dist.ProcessGroup):
-    """A group of processes, of which this is one. What it has is what all have; nothing is sent.
-
-    Its methods are those that torch.distributed and the Reducer call (Types.hpp, ProcessGroup.hpp
-    in torch/csrc/distributed/c10d); some were renamed in torch 2.13.
-    """
-
-    def __init__(self, rank: int, size: int, where: Where):
-        super().__init__(rank, size)
-        self.where = where
-
-    def getBackendName(self) -> str:
-        return NAME
-
-    group_name = property(lambda self: c10d._world.pg_names[self])
-    pg_name = group_name
-
-    def sends(self, tensors, times: float) -> None:
-        """Of `tensors` as many bytes leave this card as a ring of cards needs (NVIDIA, nccl-tests,
-        doc/PERFORMANCE.md): `times` (n - 1) / n."""
-        tensors = [one for one in tree_leaves(tensors) if self.where.on_card(one)]
-        n, count = self.size(), sum(one.numel() * one.element_size() for one in tensors)
-        if n > 1 and count:
-            self.where.trace.work.send(times * (n - 1) / n * count, self.where.trace)
-
-    def copied(self, outputs, inputs) -> dist.Work:
-        with torch.no_grad():
-            for output, given in _pairs(outputs, inputs, self.rank()):
-                if self.size() == 1 or not isinstance(output, FakeTensor):
-                    _write(output, given)
-        return _done(tree_leaves(outputs))
-
-    def allreduce(self, tensors, opts=None):
-        self.sends(tensors, 2)
-        return _done(tensors)
-
-    def broadcast(self, tensors, opts=None):
-        self.sends(tensors, 1)
-        return _done(tensors)
-
-    allreduce_coalesced, reduce = allreduce, broadcast
-
-    def allgather(self, outputs, inputs, opts=None):
-        self.sends(outputs, 1)
-        return self.copied(outputs, inputs)
-
-    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
-        return self.allgather(outputs, inputs)
-
-    all_gather_single_coalesced = allgather_into_tensor_coalesced
-    gather = allgather
-
-    def _allgather_base(self, output, given, opts=None):
-        return self.allgather([output], [given])
-
-    all_gather_single = _allgather_base
-
-    def reduce_scatter(self, outputs, inputs, opts=None):
-        self.sends(inputs, 1)
-        return self.copied(outputs, inputs)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced = reduce_scatter
-    scatter = reduce_scatter
-
-    def alltoall(self, outputs, inputs, opts=None):
-        self.sends(inputs, 1)
-        return self.copied(outputs, inputs)
-
-    def _reduce_scatter_base(self, output, given, opts=None):
-        return self.reduce_scatter([output], [given])
-
-    reduce_scatter_single = _reduce_scatter_base
-
-    def alltoall_base(self, output, given, output_sizes=None, input_sizes=None, opts=None):
-        return self.alltoall([output], [given])
-
-    all_to_all_single = alltoall_base
-
-    def barrier(self, opts=None):
-        return _done(None)
-
-    def monitored_barrier(self, *_, **__):
-        return None
 
 
 def _groups(run, cards: int) -> Iterator[tuple]:

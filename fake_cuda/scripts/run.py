@@ -36,9 +36,10 @@ from .closures import passes_first
 from .host import UPDATES, Where
 from .keeper import ANEW, Printed
 from .moves import Moves, in_torch
+from .ranks import PROCESS, told
 from .reasons import alone, why
 from .source import cells_or_code
-from .words import Stop, TimeOver, in_line
+from .words import RANK_0, Stop, TimeOver, in_line
 
 ONE_UPDATE = "It took one update only: from the second on, an optimizer's states stand all along."
 BY_HAND = "No optimizer took a step: weights written after a backward pass are its updates."
@@ -48,14 +49,9 @@ NOT_UPDATED = (
 )
 RAN_OUT = "It ran out of memory {} and went on: this is what it came to{}."
 ONE_PROCESS = "It was run as one process of one, as torchrun would run it."
-RANK_0 = (
-    "It was run as rank 0 of {}, as torchrun would run it: what cards send each other is not timed."
-)
 OVER = "took no update and ran no model on the card in {}: --timeout gives it more time"
 STOPPED = "It was stopped after {}."
 STARTS = "starts another program to train, `{}`: give that one to the prediction"
-PROCESS = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
-PROCESS |= dict(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", GROUP_RANK="0")
 QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
 IN_THREAD = "uses the card{} in a thread of its own, where it is not followed"
 NOTHING_THERE = "puts nothing on the card: it trains on the CPU"
@@ -80,12 +76,6 @@ def work(attempt: Attempt, base: str, tell: Callable) -> Outcome:
     except (Failure, ValueError, OSError) as error:
         outcome.failure = str(error)
     return outcome
-
-
-def of_ranks(count: int) -> dict[str, str]:
-    """What torchrun tells the first of so many processes on one machine; nothing to one alone."""
-    told = dict(WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count))
-    return PROCESS | told if count > 1 else {}
 
 
 class Failure(Exception):
@@ -134,7 +124,7 @@ class Run:
         path = asked["path"] if asked["module"] else self.where_is(os.path.abspath(asked["path"]))
         self.path = path if os.path.isabs(asked["path"]) else asked["path"]
         folder = os.getcwd() if asked["module"] else os.path.dirname(os.path.realpath(path))
-        os.environ.update(QUIET | self.attempt.environment | of_ranks(asked["ranks"]))
+        os.environ.update(QUIET | self.attempt.environment | told(asked["ranks"]))
         sys.argv = [self.path, *map(self.where_is, asked["arguments"])]
         sys.path.insert(0, folder)
         sys.dont_write_bytecode = True

@@ -14,6 +14,9 @@ SEVERAL = (
 MORE_RANKS = (
     "asks for {} processes, and {} cards were named: name as many, as --gpus 8xA100-40GB does"
 )
+RANK_0 = (
+    "It was run as rank 0 of {}, as torchrun would run it: what cards send each other is not timed."
+)
 SEVERAL_CARDS = "puts tensors on {}: one card is predicted, which is cuda:0"
 
 

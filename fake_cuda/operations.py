@@ -18,6 +18,7 @@ from .products import (
     products,
     size,
 )
+from .wire import Wire
 
 EQUAL_SHARES = "Each expert is taken to have an equal share of the tokens."
 
@@ -97,10 +98,13 @@ class Work:
         self.compiled = False  # whether compiled code issues what comes now
         self.masks: set[int] = set()  # numbers of the storages that hold dropout's masks
         self.notes: dict[str, int] = {}  # what the times do not hold: where it was seen last
-        self.sent: list[tuple[int, float]] = []  # a phase, and the bytes that left the card in it
+        self.wire = Wire()
 
     def see(self, func, args, kwargs, leaves: list, trace) -> None:
         """One call: `leaves` are the tensors it returned, `trace` a `Trace`."""
+        if func.namespace == "_c10d_functional":  # as DTensor sends
+            self.wire.see(func.__name__, args, leaves, len(trace.phases) - 1)
+            return
         facts = _facts(func)
         if not facts.known:
             if func.namespace not in ("prim", "profiler"):  # questions and marks
@@ -197,10 +201,6 @@ class Work:
     def copy(self, tensor, trace) -> None:
         """A tensor goes to the host's memory or comes back."""
         self.add(trace, self.issued(trace), "bus", (), size(tensor))
-
-    def send(self, count: float, trace) -> None:
-        """So many bytes leave for other cards."""
-        self.sent.append((len(trace.phases) - 1, count))
 
     def launch(self, kernel: str, moved: int, programs: int | None, trace) -> None:
         """A Triton kernel: what it does to its bytes is not known, so they alone are timed."""

@@ -15,7 +15,8 @@ KEY = ["table", "set", "run", "quantity"]
 FROZEN = 1685  # rows, and their digest: append rows, raise both, and say why in the commit
 DIGEST = "7d68552f0829ffa6157888efed391a40f37d3423cb896217e7ce1c3d8546be5f"
 
-WAITING = "16245df55a0f559057b47ca7f374d204bece486867224b51dee8374668537587"  # the roles of rows whose runs are not written yet
+# Of the roles of rows whose runs are not written yet.
+WAITING = "16245df55a0f559057b47ca7f374d204bece486867224b51dee8374668537587"
 
 
 def read(name: str) -> pd.DataFrame:

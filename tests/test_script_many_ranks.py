@@ -6,15 +6,16 @@ them in threads that nobody measures. Where it keeps none, two processes that ta
 same: DDP, and FSDP2 with a mesh of 1 x 2.
 """
 
+import re
 import textwrap
 
 import pytest
 
 from fake_cuda import simulate
 from fake_cuda.scripts import Script
-from fake_cuda.scripts.words import MORE_RANKS, RANK_0, SEVERAL
+from fake_cuda.scripts.words import MORE_RANKS, SEVERAL
 from planner.command import main
-from test_script_shards import A100, MIB, NET, REAL, STEPS, WEIGHTS, WORKSPACES, WRAP
+from test_script_shards import A100, MIB, NET, REAL, STEPS, WEIGHTS, WIDTH, WORKSPACES, WRAP
 
 DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 GRAD_OP = f"""
@@ -84,7 +85,29 @@ def test_a_rank_needs_what_it_needs_on_a_cpu(write, name, cards):
     assert peak == pytest.approx(PEAKS[name, cards], rel=off)
     share = PARAMETERS.get(name, 1 / cards)
     assert found.by_category["parameters"] / MIB == pytest.approx(share * WEIGHTS, rel=5e-3)
-    assert RANK_0.format(cards) in script.note
+    assert f"rank 0 of {cards}" in script.note
+
+
+# MiB that the link of one of four cards carries: of what is gathered or scattered three quarters,
+# of a sum twice that, of what one card tells all, all (NVIDIA, nccl-tests, doc/PERFORMANCE.md).
+ROWS = 64 * WIDTH * 4 / MIB  # what a pair of layers is given, and gives
+SENT = {
+    "DDP": 3 / 2 * WEIGHTS,
+    "fully_shard": 3 / 4 * 3 * WEIGHTS,  # gathered twice, scattered once
+    "mixed": 3 / 4 * 2 * WEIGHTS,  # gathered in 16 bits
+    "kept": 3 / 4 * 2 * WEIGHTS,
+    "FSDP": 3 / 4 * 3 * WEIGHTS,
+    "zero1": 3 / 2 * WEIGHTS + WEIGHTS,  # each weight is told by the rank that updates it
+    "tensor": 3 / 2 * (6 + 5) * ROWS,  # nobody asks for the gradient of the first rows
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_a_step_sends_what_its_collectives_need(write, name):
+    script = Script(write(name, 4), ranks=4)
+    simulate(script, card=A100)
+    told = float(re.search(r"carries ([\d,]+) MiB", script.note)[1].replace(",", ""))
+    assert told == pytest.approx(SENT[name], abs=0.6)
 
 
 def test_torchrun_tells_a_script_its_rank_and_cards(tmp_path):
@@ -130,7 +153,7 @@ def test_more_processes_than_cards(write):
 
 def test_the_command_takes_several_cards(write, capsys):
     assert main(["predict", "--gpus", "2xA100-80GB", "--script", write("fully_shard", 2)]) == 0
-    assert RANK_0.format(2) in capsys.readouterr().out
+    assert "rank 0 of 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

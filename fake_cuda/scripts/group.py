@@ -62,13 +62,10 @@ class Rank(dist.ProcessGroup):
     group_name = property(lambda self: c10d._world.pg_names[self])
     pg_name = group_name
 
-    def sends(self, tensors, times: float) -> None:
-        """Of `tensors` as many bytes leave this card as a ring of cards needs (NVIDIA, nccl-tests,
-        doc/PERFORMANCE.md): `times` (n - 1) / n."""
+    def sends(self, kind: str, tensors) -> None:
         tensors = [one for one in tree_leaves(tensors) if self.where.on_card(one)]
-        n, count = self.size(), sum(one.numel() * one.element_size() for one in tensors)
-        if n > 1 and count:
-            self.where.trace.work.send(times * (n - 1) / n * count, self.where.trace)
+        trace = self.where.trace
+        trace.work.wire.send(kind, tensors, self.size(), len(trace.phases) - 1)
 
     def copied(self, outputs, inputs) -> dist.Work:
         with torch.no_grad():
@@ -78,17 +75,17 @@ class Rank(dist.ProcessGroup):
         return _done(tree_leaves(outputs))
 
     def allreduce(self, tensors, opts=None):
-        self.sends(tensors, 2)
+        self.sends("all_reduce", tensors)
         return _done(tensors)
 
     def broadcast(self, tensors, opts=None):
-        self.sends(tensors, 1)
+        self.sends("broadcast", tensors)
         return _done(tensors)
 
     allreduce_coalesced, reduce = allreduce, broadcast
 
     def allgather(self, outputs, inputs, opts=None):
-        self.sends(outputs, 1)
+        self.sends("all_gather", outputs)
         return self.copied(outputs, inputs)
 
     def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
@@ -103,14 +100,14 @@ class Rank(dist.ProcessGroup):
     all_gather_single = _allgather_base
 
     def reduce_scatter(self, outputs, inputs, opts=None):
-        self.sends(inputs, 1)
+        self.sends("reduce_scatter", inputs)
         return self.copied(outputs, inputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced = reduce_scatter
     scatter = reduce_scatter
 
     def alltoall(self, outputs, inputs, opts=None):
-        self.sends(inputs, 1)
+        self.sends("all_to_all", inputs)
         return self.copied(outputs, inputs)
 
     def _reduce_scatter_base(self, output, given, opts=None):

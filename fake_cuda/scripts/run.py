@@ -26,6 +26,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ..replay import step_ends
 from ..simulation import simulate
 from ..trace import HOST, Trace
 from . import changes, compiling, view, watch
@@ -259,7 +260,8 @@ class Run:
         if over:
             self.note(STOPPED.format(over))
         if self.asked["ranks"] > 1:
-            self.note(RANK_0.format(self.asked["ranks"]))
+            sent = self.trace.work.wire.of_a_step(step_ends(self.trace.phases))
+            self.note(RANK_0.format(self.asked["ranks"], sent / 2**20))
         elif self.attempt.environment:
             self.note(ONE_PROCESS)
         if out := self.memory.ran_out:

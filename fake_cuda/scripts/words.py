@@ -15,7 +15,8 @@ MORE_RANKS = (
     "asks for {} processes, and {} cards were named: name as many, as --gpus 8xA100-40GB does"
 )
 RANK_0 = (
-    "It was run as rank 0 of {}, as torchrun would run it: what cards send each other is not timed."
+    "It was run as rank 0 of {}, as torchrun would run it. In a step its link carries {:,.0f} MiB, "
+    "if cards stand in a ring; that takes time beside the step's or on top of it."
 )
 SEVERAL_CARDS = "puts tensors on {}: one card is predicted, which is cuda:0"
 

@@ -143,6 +143,27 @@ def test_torchrun_tells_a_script_its_rank_and_cards(tmp_path):
     assert simulate(script, card=A100).peak_allocated and script.updates == 2
 
 
+def test_buffers_of_a_sharded_model_go_to_the_card(tmp_path):
+    """As the frequencies of rotary positions, which a `Trainer` with fsdp leaves on the host."""
+    path = tmp_path / "train.py"
+    scaled = """
+class Scaled(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.arange(1024.0) / 1024, persistent=False)
+    def forward(self, x):
+        assert self.scale.is_cuda
+        return super().forward(x * self.scale)
+model = each(Scaled())
+"""
+    text = NET.replace("world_size=1", "world_size=2") + scaled + STEPS
+    path.write_text(text.replace("MICRO", "1").replace("BEFORE", ""))
+    script = Script(str(path), ranks=2)
+    plain = PEAKS["fully_shard", 2]
+    found = simulate(script, card=A100)
+    assert (found.peak_allocated - WORKSPACES) / MIB == pytest.approx(plain, rel=0.01)
+
+
 def test_more_processes_than_cards(write):
     path = write("DDP", 4)
     with pytest.raises(ValueError, match=MORE_RANKS.format(4, 2)):

@@ -45,7 +45,7 @@ def ranks(run, where: Where, moves: Moves) -> Iterator[tuple]:
         return Rank(rank, size, where)
 
     dist.Backend.register_backend(NAME, group, devices=["cpu", "cuda"])
-    yield from _groups(run, cards)
+    yield from _groups(run, cards, moves)
     yield from _objects()
     yield dist, "Reducer", _reducer(where)
     yield from _data_parallel(moves)
@@ -58,7 +58,7 @@ def ranks(run, where: Where, moves: Moves) -> Iterator[tuple]:
 # -------------------------------------------------------------------------------- process groups
 
 
-def _groups(run, cards: int) -> Iterator[tuple]:
+def _groups(run, cards: int, moves: Moves) -> Iterator[tuple]:
     """The functions that make process groups, and those that say what they are."""
     begin, anew = c10d.init_process_group, c10d.new_group
     asked = {}  # a group -> the backend that the script asked for
@@ -70,7 +70,7 @@ def _groups(run, cards: int) -> Iterator[tuple]:
         _only(count, cards)
         is_card(options.get("device_id"))
         begin(NAME, rank=0, world_size=count, store=dist.HashStore())
-        for owner, name, function in of_dtensor():
+        for owner, name, function in (*of_dtensor(), _buffers_move(moves)):
             setattr(owner, name, function)
         asked[c10d.GroupMember.WORLD] = backend or "undefined"
         if "nccl" in str(backend or "nccl"):
@@ -135,6 +135,23 @@ def _objects() -> Iterator[tuple]:
     for name, function in found.items():
         yield dist, name, function
         yield c10d, name, function
+
+
+def _buffers_move(moves: Moves) -> tuple:
+    """fully_shard gives buffers the data of others on the card (_move_states_to_device in
+    torch/distributed/fsdp/_fully_shard/_fsdp_init.py), which real ones cannot take: they go there
+    before it asks."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_init  # takes a second
+
+    managed = _fsdp_init._get_managed_states
+
+    def moved(modules, *args, **options):
+        for module in modules:
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = moves.upload(buffer)
+        return managed(modules, *args, **options)
+
+    return _fsdp_init, "_get_managed_states", moved
 
 
 # -------------------------------------------------------------------------------- data parallel

@@ -15,8 +15,10 @@ from pathlib import Path
 from evidence.tables import ROOT
 
 PACKAGES = ("evidence", "fake_cuda", "helpers", "planner")
-# What no recorded run goes through: scripts, and the machinery that finds runs and writes tables.
-NOT_RUN = ("fake_cuda.scripts", "evidence.runs", "evidence.code", "evidence.tables")
+# What no recorded run goes through: scripts, the words of refusals, and the machinery that finds
+# runs and writes tables.
+NOT_RUN = ("fake_cuda.scripts", "fake_cuda.refusals", "evidence.runs", "evidence.code")
+NOT_RUN += ("evidence.tables",)
 # Modules of fake_cuda that a run has to ask for by one of these words, and that do nothing else:
 # they count for evidence in whose own modules a word stands.
 COMPILED = "compiled compiled_card compiled_plan"
@@ -25,7 +27,8 @@ ON_REQUEST = {
     "value=Name(id='torch',ctx=Load()),attr='compile'": COMPILED,  # torch.compile in a syntax tree
     "liger": "launches choices.triton choices.liger",
     "triton": "launches choices.triton",
-    "fully_shard": "shards",
+    "fully_shard": "shards wire",
+    "arg='ranks'": "shards wire",  # a script that is one of several processes
 }
 DIGITS = 12  # of the hash, in hexadecimal: enough to tell some hundred states of the code apart
 

@@ -46,6 +46,20 @@ def loop(asked: str) -> str:
     return LOOP.replace("ASKED", textwrap.indent(textwrap.dedent(asked), "    ").strip())
 
 
+def test_what_numpy_lends_stays_its_memory(script):
+    asked = """
+    import numpy
+    array = numpy.arange(4.0)
+    lent = torch.from_numpy(array)
+    array[1] = k
+    assert lent.data_ptr() == array.ctypes.data and lent[1].item() == k
+    assert type(lent) is torch.Tensor
+    """
+    found = script(loop(asked))
+    simulate(found, T4)
+    assert found.updates == 2
+
+
 def test_numbers_are_finite_however_a_script_asks(script):
     asked = """
     large = model[0].weight.expand(9, 4096, 32)

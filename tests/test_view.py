@@ -12,6 +12,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -645,6 +646,19 @@ def test_where_nothing_can_be_forked_a_fresh_python_runs_it(work, monkeypatch):
     assert script.updates == 2
     assert seen(work.parent).keys() == before.keys()
     assert (work / "text.txt").read_text() == "old"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is shared")
+@pytest.mark.parametrize("cards, early", [((), False), (("/",), True)])
+def test_libraries_are_loaded_twice_only_where_they_cannot_be_shared(
+    work, monkeypatch, cards, early
+):
+    monkeypatch.setattr(apart, "CARDS", cards)
+    monkeypatch.setattr(apart, "Process", lambda *_: nullcontext("a process"))
+    (work / "train.py").write_text(UPDATES)
+    script = Script("train.py")
+    with script.started():
+        assert script._waiting == ("a process" if early else None)
 
 
 # --------------------------------------------------------------------------------- the network

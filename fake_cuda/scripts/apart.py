@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Pipe, wait
 
-from .keeper import ANEW, NO_CARD, Ends, keep
+from .keeper import ANEW, CARDS, NO_CARD, Ends, keep
 
 GRACE = 10.0  # seconds in which work that was told to end may still answer
 KEPT = 2**16  # bytes of what is printed, the last ones
@@ -120,6 +120,12 @@ class Process:
             return False
         self._text = (self._text + text)[-KEPT:]
         return True
+
+
+def shared_later() -> bool:
+    """Whether a process that is made once torch is loaded will share it: to load it here and there
+    at the same time would be twice the work."""
+    return sys.platform == "linux" and not any(map(os.path.exists, CARDS))
 
 
 def _forkable() -> bool:

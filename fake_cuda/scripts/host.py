@@ -18,6 +18,7 @@ from .plain import WITHOUT_VALUES, plain_operation
 from .words import Stop, TimeOver
 
 CUDA, CPU, DEVICE = torch.device("cuda", 0), torch.device("cpu"), FakeTensor.device.fget
+LIFT = torch.ops.aten.lift_fresh.default  # of torch.from_numpy, once for each sample of a script
 UPDATES = 2  # with the second, gradients and states stand as in all that follow
 SMALL = 2**12  # values: uninitialised tensors up to this size are real, they may be drawn into
 # torch/csrc/utils/tensor_numpy.cpp
@@ -87,6 +88,8 @@ class Where(TorchDispatchMode):
         kwargs, card, trace = kwargs or {}, self.asked, self.trace
         unsaid = card is None and not (self.around or self.buckets)
         if unsaid and plain_operation(func, args, kwargs):
+            if func is LIFT:  # of a tensor without wrappers it is that tensor
+                return args[0]
             with no_dispatch():
                 return func(*args, **kwargs)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]

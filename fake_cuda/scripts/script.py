@@ -59,8 +59,9 @@ class Script:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Its process starts at once: it loads its libraries while the caller loads its own."""
-        if apart is None:
+        """Around what loads libraries. Its process starts at once where it cannot share them, and
+        loads its own meanwhile."""
+        if apart is None or apart.shared_later():
             yield
             return
         with apart.Process(RUN, self.seconds) as self._waiting:

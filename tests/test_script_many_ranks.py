@@ -117,7 +117,7 @@ def test_torchrun_tells_a_script_its_rank_and_cards(tmp_path):
             """
             import os, torch, torch.distributed as dist
             assert [os.environ[n] for n in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] == ["0", "0", "4"]
-            assert torch.cuda.device_count() == 4
+            assert torch.cuda.device_count() == torch.accelerator.device_count() == 4
             dist.init_process_group("nccl")
             assert dist.get_rank() == 0 and dist.get_world_size() == 4
             half = dist.new_group([0, 2])

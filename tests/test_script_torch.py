@@ -407,13 +407,20 @@ def test_datasets_hear_that_they_are_workers(run):
     """)
 
 
-def test_kernels_of_the_scripts_own_are_refused_by_name(run):
+@pytest.mark.parametrize(
+    "line",
+    [
+        "load_inline('own', cpp_sources='', cuda_sources=SOURCE, functions=[])",
+        "torch.cuda._compile_kernel(SOURCE, 'f').set_shared_memory_config(1024)",
+    ],
+)
+def test_kernels_of_the_scripts_own_are_refused_by_name(run, line):
     body = """
         from torch.utils.cpp_extension import load_inline
-        load_inline("own", cpp_sources="", cuda_sources="__global__ void f() {}", functions=[])
+        SOURCE = "__global__ void f() {}"
     """
     with pytest.raises(ValueError, match="compiles an extension for CUDA"):
-        run(body)
+        run(f"{textwrap.dedent(body)}{line}\n")
 
 
 def test_tf32_is_asked_of_the_card(run):

@@ -58,6 +58,7 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from generation.changes(run, where)
     yield from closures.changes(run, where)
     yield torch.utils.cpp_extension, "_join_cuda_home", _no_compiler
+    yield torch.cuda, "_compile_kernel", _no_compiler  # of CUDA's source, at run time
 
 
 def made(changes: Iterator[tuple]) -> list[tuple]:
@@ -69,7 +70,7 @@ def made(changes: Iterator[tuple]) -> list[tuple]:
     return before
 
 
-def _no_compiler(*_):
+def _no_compiler(*_, **__):
     raise Stop("compiles an extension for CUDA, whose kernels have nothing to work on here")
 
 

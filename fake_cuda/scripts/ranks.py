@@ -50,7 +50,8 @@ def ranks(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield dist, "Reducer", _reducer(where)
     yield from _data_parallel(moves)
     yield from _second_card()
-    yield torch.cuda, "device_count", lambda: cards
+    for owner in (torch.cuda, torch.accelerator):
+        yield owner, "device_count", lambda: cards
     yield torch.multiprocessing, "start_processes", _starts(cards)
     yield torch.multiprocessing, "spawn", _starts(cards)
 

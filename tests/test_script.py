@@ -227,9 +227,12 @@ def test_what_is_not_written_in_python_stays_away_from_the_users_files(write, tm
         ("import os\nos.execvp('ls', ['ls'])", "another program to train, `ls`"),
         ("import os\nos.kill(os.getpid(), 9)", "was ended by SIGKILL, as the sys"),
         ("import ctypes, torch\nctypes.string_at(0)", 'SIGSEGV, File "'),
-        ("import os\nos.kill(os.getppid(), 9)", "the process that keeps it was ended by SIGKILL"),
+        (
+            "import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(90)",
+            "the process that keeps it was ended by SIGKILL",
+        ),
         ("x = 1\nopen('/dev/tty')", "needs a terminal in line 2 of train.py: `open('/dev/tty')`"),
-        ("set -e\npython x.py", "is no Python: it cannot be read in line 1 of train.py: `set -e`"),
+        ("set -e\npython x.py", "is no Python: it cannot be read in line 2 of train.py: `python"),
         ("model: bert\nlr: 0.1\n", "is no script of Python: it states values"),
         ("# nothing\n", "has no line of code"),
         ("import os\nos.system('cd . && python x.py')", "train, `python x.py`: give that"),
@@ -435,9 +438,9 @@ def test_a_script_that_does_not_react_is_ended(write, monkeypatch):
     monkeypatch.setattr(apart, "GRACE", 1.0)
     deaf = "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True:\n    pass"
     with pytest.raises(
-        ValueError, match=r"no end in 1 s and does not react: .*train.py\", line [34]"
+        ValueError, match=r"no end in 3 s and does not react: .*train.py\", line [34]"
     ):
-        simulate(Script(write(deaf), seconds=1), (8, 0))
+        simulate(Script(write(deaf), seconds=3), (8, 0))
 
 
 def test_time_ends_a_script_that_catches_its_end(write):
@@ -507,8 +510,8 @@ def test_a_script_that_does_not_react_is_told_by_its_own_thread_and_updates(writ
 
 def test_to_work_out_an_answer_takes_time_of_its_own(write, monkeypatch):
     monkeypatch.setattr(apart, "GRACE", 1.0)
-    judge = Run.judge
-    monkeypatch.setattr(Run, "judge", lambda *given: (time.sleep(2), judge(*given)))
+    unused = Run.unused
+    monkeypatch.setattr(Run, "unused", lambda run: (time.sleep(2), unused(run)))
     forwards = "model, x = build().cuda(), torch.randn(4, 32).cuda()\nwhile True: model(x)"
     script = Script(write(MODEL + forwards), seconds=2)
     assert simulate(script, card=T4).peak_allocated > 0 and "stopped after 2 s" in script.note

@@ -635,7 +635,8 @@ def test_a_caller_that_ends_while_it_starts_leaves_nothing(work, tmp_path, monke
 def test_a_keeper_that_is_killed_leaves_no_folder(work, tmp_path, monkeypatch, way):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    text = "import os\nopen('large', 'wb').write(bytes(2**20))\nos.kill(os.getppid(), 9)\nimport time\ntime.sleep(90)\n"
+    text = "import os, time\nopen('large', 'wb').write(bytes(2**20))\n"
+    text += "os.kill(os.getppid(), 9)\ntime.sleep(90)\n"
     with pytest.raises(ValueError, match="the process that keeps it was ended by SIGKILL"):
         predict(work, text, way)
     assert not list((tmp_path / "tmp").iterdir())

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -476,6 +477,18 @@ def test_updates_end_a_script_that_catches_its_end(write, sleeps):
         write(text.replace("RUNS", "True").replace("BaseException", "ZeroDivisionError"))
     )
     assert simulate(plain, (8, 0)).peak_allocated == found.peak_allocated and not plain.note
+
+
+def test_a_tick_after_the_end_raises_nothing(write, monkeypatch):
+    ended = Run.ended
+
+    def late(run):
+        signal.raise_signal(signal.SIGALRM)
+        return ended(run)
+
+    monkeypatch.setattr(Run, "ended", late)
+    script = Script(write(MODEL + "model = build().cuda()" + UPDATE))
+    assert simulate(script, (8, 0)).peak_allocated > 0 and script.note == ""
 
 
 def test_an_end_on_the_way_out_is_not_going_on(write):

@@ -78,6 +78,7 @@ class Run:
         self.generated = ""  # where the script generates text
         self.backwards = 0
         self.lost: BaseException | None = None  # what ended a thread for lack of a card
+        self.code: types.CodeType | None = None  # that is run now
         self.held = 0  # ticks since it was stopped
         self.found: Callable | None = None  # makes the simulation of what was seen (`simulate`)
 
@@ -139,12 +140,20 @@ class Run:
         passes, where = len(self.trace.passes), self.where
         done = min(self.taken.values(), default=where.by_hand)
         self.tell({"forward passes": passes, f"of {UPDATES} updates": done})
+        if not self.runs(frame):  # it has come to its end, and nothing may be raised here
+            return
         where.over = time.monotonic() - self.began > self.asked["seconds"]
         self.held += where.ended is not None
         if self.held > HELD:
             self.end_here()
         if not in_torch(frame):
             where.go_on()
+
+    def runs(self, frame) -> bool:
+        """Whether the script stands among these frames."""
+        while frame is not None and frame.f_code is not self.code:
+            frame = frame.f_back
+        return frame is not None
 
     def end_here(self) -> None:
         """Answer from below the script's own frames, which do not give way; end the process."""
@@ -212,6 +221,7 @@ class Run:
         error = None
         try:
             for code in cells_or_code(self.path, self.asked["module"], main):
+                self.code = code
                 exec(code, main.__dict__)
         except BaseException as raised:
             error = raised

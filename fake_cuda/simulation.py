@@ -74,17 +74,32 @@ def simulate(
     inside = getattr(run, "inside", None)  # of a script, in that process
     trace = Trace(known or None, versions, Here(everywhere=inside is not None))
     compiler = run.compiler(trace) if inside else Compiler(trace)
+    if inside:  # one that cannot be ended asks for its answer from within
+        run.found = lambda: _found(trace, card, *_seen(trace), True, speed)
     with _LOCK, _in_words(trace), _fake(trace, compiler, inside):
         kept = run()
-        if trace.refused:
-            raise trace.refused
-        events, kinds = trace.so_far()  # what dies after this line is not part of the run
-        phases = list(trace.phases)
-    found, rows = replay(Events(events, kinds, trace.size, trace.since), trace.cuda)
+        seen, phases = _seen(trace)  # what dies after this line is not part of the run
+    found = _found(trace, card, seen, phases, inside is not None, speed)
+    del kept
+    return found
+
+
+def _seen(trace: Trace) -> tuple[Events, list[str]]:
+    """What the trace has seen until now, and its phases."""
+    if trace.refused:
+        raise trace.refused
+    events, kinds = trace.so_far()
+    return Events(events, kinds, trace.size, trace.since), list(trace.phases)
+
+
+def _found(
+    trace: Trace, card, seen: Events, phases: list[str], script: bool, speed: dict
+) -> Simulation:
+    """What was seen, replayed."""
+    found, rows = replay(seen, trace.cuda)
     found.convolves = trace.convolves
     if isinstance(card, Card):
-        _add_time(found, rows, trace, phases, inside is not None, speed)
-    del kept
+        _add_time(found, rows, trace, phases, script, speed)
     return found
 
 

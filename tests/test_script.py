@@ -3,7 +3,11 @@
 import json
 import os
 import re
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -16,7 +20,8 @@ from fake_cuda import simulate
 from fake_cuda.card import Card
 from fake_cuda.scripts import Script, apart, changes, host
 from fake_cuda.scripts.changes import SCRIPTED
-from fake_cuda.scripts.run import BY_HAND, ONE_UPDATE, Run
+from fake_cuda.scripts.run import Run
+from fake_cuda.scripts.verdict import BY_HAND, ONE_UPDATE
 from planner.__main__ import main
 
 MODEL = """
@@ -216,12 +221,24 @@ def test_what_is_not_written_in_python_stays_away_from_the_users_files(write, tm
         ("raise ValueError('no template: see https://huggingface.co/docs')", "fails by itself"),
         ("raise SystemExit('not today')", "ended before it took an update: not today"),
         ("import argparse\nargparse.ArgumentParser().parse_args(['-x'])", "unrecognized arguments"),
-        ("x = 1\ndef", "fails by itself in line 2 of train.py: `def`: SyntaxError"),
+        ("import torch\ndef", "fails by itself in line 2 of train.py: `def`: SyntaxError"),
         (MODEL + "x = build().cuda()(torch.ones(2, 32).cuda())\nx[x > 0]", "tensors' values"),
         ("import os\nos.system('torchrun --nproc-per-node 2 x.py')", "another program to train"),
         ("import subprocess, sys\nsubprocess.run([sys.executable, 'x.py'])", "x.py`: give that"),
         ("import os\nos.execvp('ls', ['ls'])", "another program to train, `ls`"),
-        ("import os\nos.kill(os.getpid(), 9)", "ended by the system"),
+        ("import os\nos.kill(os.getpid(), 9)", "was ended by SIGKILL, as the sys"),
+        ("import ctypes, torch\nctypes.string_at(0)", 'SIGSEGV, File "'),
+        (
+            "import os, time\nos.kill(os.getppid(), 9)\ntime.sleep(90)",
+            "the process that keeps it was ended by SIGKILL",
+        ),
+        ("x = 1\nopen('/dev/tty')", "needs a terminal in line 2 of train.py: `open('/dev/tty')`"),
+        ("set -e\npython x.py", "is no Python: it cannot be read in line 2 of train.py: `python"),
+        ("model: bert\nlr: 0.1\n", "is no script of Python: it states values"),
+        ("# nothing\n", "has no line of code"),
+        ("import os\nos.system('cd . && python x.py')", "train, `python x.py`: give that"),
+        ("import subprocess as s\ns.run('echo; torchrun x.py', shell=True)", "`torchrun x.py`:"),
+        ("import subprocess as s\ns.run(['bash', '-c', 'A=1 python x.py'])", "`python x.py`:"),
         ("import os\nos._exit(3)", "ended before it took an update: status 3"),
         ("import torch\nx = torch.zeros(2).to('cuda:1')", "one card is predicted, which is cuda:0"),
         (
@@ -245,19 +262,46 @@ def test_bad_input_is_one_sentence(write, text, said, capsys, monkeypatch):
     assert out == "" and err.count("\n") == 1 and said in err and "Traceback" not in err
 
 
-@pytest.mark.parametrize("name", ["a folder", "not Python", "not readable"])
-def test_what_is_no_script_is_one_sentence(write, tmp_path, name, capsys):
-    path = Path(write("x = 1"))
-    if name == "a folder":
-        path = tmp_path
-    elif name == "not Python":
+@pytest.mark.parametrize("name, said", [("a folder", "is a folder"), ("no text", "is not Python")])
+def test_what_is_no_script_is_one_sentence(write, tmp_path, name, said, capsys):
+    path = tmp_path if name == "a folder" else Path(write("x = 1"))
+    if name == "no text":
         path.write_bytes(b"\x7fELF\0\0")
-    elif os.getuid() == 0:
-        pytest.skip("root may read everything")
-    else:
-        path.chmod(0)
     assert main(["predict", "--gpu", "T4", "--script", str(path)]) == 2
-    said = {"a folder": "is a folder", "not Python": "is not Python"}.get(name, "may not be read")
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("closed", ["the script", "its folder"])
+def test_a_script_that_may_not_be_read_is_one_sentence(closed):
+    with tempfile.TemporaryDirectory() as name:  # which other users find, unlike pytest's own
+        path = Path(name, "work", "train.py")
+        path.parent.mkdir()
+        path.write_text("x = 1")
+        os.chmod(name, 0o755)
+        (path if closed == "the script" else path.parent).chmod(0)
+        command = [sys.executable, "-m", "planner", "predict", "--gpu", "T4", "--script", str(path)]
+        user = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"]
+        if os.getuid() == 0:  # who may read everything
+            if not shutil.which("setpriv"):
+                pytest.skip("needs setpriv where root runs the tests")
+            command = [*user, *command]
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=Path(__file__).parents[1]
+        )
+        path.parent.chmod(0o755)
+    assert done.returncode == 2 and done.stderr == f"error: {path} may not be read\n"
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("[]", "is no notebook of today's format: it has no list of cells"),
+        ('{"cells": [1]}', "is no notebook of today's format"),
+        ("print('hello')", "is no notebook: it is not JSON"),
+    ],
+)
+def test_what_is_no_notebook_is_one_sentence(write, text, said, capsys):
+    assert main(["predict", "--gpu", "T4", "--script", write(text, "lesson.ipynb")]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -393,15 +437,71 @@ def test_what_is_raised_on_the_way_out_does_not_hide_what_ended_the_script(write
 
 def test_a_script_that_does_not_react_is_ended(write, monkeypatch):
     monkeypatch.setattr(apart, "GRACE", 1.0)
+    deaf = "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True:\n    pass"
+    with pytest.raises(
+        ValueError, match=r"no end in 3 s and does not react: .*train.py\", line [34]"
+    ):
+        simulate(Script(write(deaf), seconds=3), (8, 0))
+
+
+def test_time_ends_a_script_that_catches_its_end(write):
     deaf = "import time\nwhile True:\n    try: time.sleep(9)\n    except BaseException: pass"
-    with pytest.raises(ValueError, match=r"in 1 s and does not react: .*train.py\", line [34]"):
+    with pytest.raises(ValueError, match="ran no model on the card in 1 s, in line 3 of train.py"):
         simulate(Script(write(deaf), seconds=1), (8, 0))
+
+
+CATCHES = """
+model, x = build().cuda(), torch.randn(4, 32).cuda()
+optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+while RUNS:
+    try:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+    except BaseException as error:
+        print("caught", type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_updates_end_a_script_that_catches_its_end(write, sleeps):
+    text = MODEL + "import time\n" + CATCHES
+    if sleeps:  # in the except clause, where nothing is raised
+        text = text.replace("type(error).__name__)", "time.sleep(1000))")
+    caught = Script(write(text.replace("RUNS", "True")), seconds=100)
+    found = simulate(caught, (8, 0))
+    line = text[: text.index("optimizer.step()")].count("\n") + 1
+    said = f"stopped after 2 updates in line {line} of train.py: `optimizer.step()`, and went on"
+    assert said in caught.note and caught.updates == 2
+    plain = Script(
+        write(text.replace("RUNS", "True").replace("BaseException", "ZeroDivisionError"))
+    )
+    assert simulate(plain, (8, 0)).peak_allocated == found.peak_allocated and not plain.note
+
+
+def test_a_tick_after_the_end_raises_nothing(write, monkeypatch):
+    ended = Run.ended
+
+    def late(run):
+        signal.raise_signal(signal.SIGALRM)
+        return ended(run)
+
+    monkeypatch.setattr(Run, "ended", late)
+    script = Script(write(MODEL + "model = build().cuda()" + UPDATE))
+    assert simulate(script, (8, 0)).peak_allocated > 0 and script.note == ""
+
+
+def test_an_end_on_the_way_out_is_not_going_on(write):
+    text = CATCHES.replace("RUNS", "True").replace("print(", "raise SystemExit(")
+    script = Script(write(MODEL + text))
+    simulate(script, (8, 0))
+    assert script.note == ""
 
 
 def test_a_script_that_does_not_react_is_told_by_its_own_thread_and_updates(write, monkeypatch):
     monkeypatch.setattr(apart, "GRACE", 1.0)
     deaf = """
-    import threading, time
+    import signal, threading, time
     def waits():
         threading.Event().wait()
     threading.Thread(target=waits, daemon=True).start()
@@ -409,11 +509,10 @@ def test_a_script_that_does_not_react_is_told_by_its_own_thread_and_updates(writ
     optimizer = torch.optim.SGD(model.parameters())
     model(x).sum().backward()
     optimizer.step()
+    time.sleep(1)  # the number of updates is told
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
     while True:
-        try:
-            time.sleep(9)  # here
-        except BaseException:
-            pass
+        time.sleep(9)  # here
     """
     text = MODEL + textwrap.dedent(deaf)
     line = text[: text.index("# here")].count("\n") + 1
@@ -424,8 +523,8 @@ def test_a_script_that_does_not_react_is_told_by_its_own_thread_and_updates(writ
 
 def test_to_work_out_an_answer_takes_time_of_its_own(write, monkeypatch):
     monkeypatch.setattr(apart, "GRACE", 1.0)
-    judge = Run.judge
-    monkeypatch.setattr(Run, "judge", lambda *given: (time.sleep(2), judge(*given)))
+    unused = Run.unused
+    monkeypatch.setattr(Run, "unused", lambda run: (time.sleep(2), unused(run)))
     forwards = "model, x = build().cuda(), torch.randn(4, 32).cuda()\nwhile True: model(x)"
     script = Script(write(MODEL + forwards), seconds=2)
     assert simulate(script, card=T4).peak_allocated > 0 and "stopped after 2 s" in script.note

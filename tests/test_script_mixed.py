@@ -148,3 +148,86 @@ def test_packed_sequences_are_refused_by_name_and_line(script):
     line = "torch.nn.utils.rnn.pack_padded_sequence(there, torch.tensor([8, 4, 2, 1, 1, 1, 1, 1]))"
     with pytest.raises(ValueError, match=r"packs sequences with .* in line \d+ of train.py"):
         script(line)
+
+
+OUT_OF_RANGE = {
+    "table(torch.tensor([1, 9]).cuda())": "uses index 9 of a dimension with 9 entries",
+    "table(rows.cuda() - 1)": "uses index -1 of a dimension with 9 entries",
+    "F.embedding_bag(rows.cuda()[None] + 7, table.weight)": "uses index 9 of a dimension with 9",
+    "F.cross_entropy(there, torch.arange(1, 9).cuda())": "uses label 8 where there are 8 classes",
+    "F.cross_entropy(there, torch.arange(8).cuda() - 1)": "uses label -1 where there are 8",
+    "F.nll_loss(there, torch.full((8,), -100).cuda(), ignore_index=0)": "uses label -100",
+    "F.cross_entropy(heads, torch.full((1, 8, 8), 1).cuda())": "uses label 1 where there are 1",
+    "there[rows + 6]": "uses index 8 of a dimension with 8 entries",
+    "there[:, rows.cuda() - 9]": "uses index -9 of a dimension with 8 entries",
+    "there[rows * 9] = 0.0": "uses index 18 of a dimension with 8 entries",
+    "there.index_select(1, rows.cuda() + 7)": "uses index 9 of a dimension with 8 entries",
+    "there.gather(1, torch.full((8, 1), 8).cuda())": "uses index 8 of a dimension with 8 entries",
+    "there.gather(1, torch.full((8, 1), -1).cuda())": "uses index -1 of a dimension with 8",
+    "there.scatter(0, torch.full((1, 8), 8).cuda(), 1.0)": "uses index 8 of a dimension with 8",
+    "there.index_add_(0, rows.cuda() + 6, there[:3])": "uses index 8 of a dimension with 8",
+    "there.index_fill_(0, rows.cuda() - 9, 1.0)": "uses index -9 of a dimension with 8",
+    "there.take(rows.cuda() + 63)": "uses index 65 of a dimension with 64 entries",
+}
+IN_RANGE = """
+ids, labels = torch.arange(9).cuda(), torch.tensor([0, 7, -100, 3, -100, 1, 2, 5]).cuda()
+table(ids), torch.nn.Embedding(9, 8, padding_idx=-1).cuda()(ids), table(ids[:0])
+F.embedding_bag(ids[None], table.weight)
+F.cross_entropy(there, labels), F.cross_entropy(there, labels.clamp(0), ignore_index=0)
+F.cross_entropy(there, labels.clamp(max=7).where(labels >= 0, 255), ignore_index=255)
+F.cross_entropy(there, there.softmax(1)), F.nll_loss(there, labels)
+F.cross_entropy(there[None].transpose(1, 2), labels[None])
+there[rows - 8], there[:, rows.cuda() - 8], there[..., ids[:8]], there[None, None, ids[:8]]
+there[ids[:8] > 3], there[rows, rows.cuda() + 5], there[ids[:8, None], ids[:8]], there[-1]
+there[ids[:8] % 2 == 0, 1], heads[:, [0, -1], 7]
+there.index_select(0, ids[:8]), there.gather(1, ids[:8, None]), there.take(ids - 64)
+there.scatter_(0, ids[None, :8], 1.0), there.index_fill_(0, ids[:8] - 8, 1.0)
+F.one_hot(ids, 9), F.one_hot(ids), there.sum().gather(0, ids[0])
+with torch.inference_mode():
+    F.cross_entropy(there, labels), table(ids)
+# What was written through a view is not known any more.
+tokens = torch.full((4, 6), -1, device="cuda")
+for k in range(6):
+    tokens[:, k] = table.weight[:4].argmax(-1)
+table(tokens)
+copied = torch.full((4,), -1)
+copied.copy_(tokens[:, 0])
+table(copied.cuda())
+table((tokens[:, 0].cpu() * 100).cuda() // 100)
+"""
+
+
+@pytest.mark.parametrize("wrong", OUT_OF_RANGE)
+def test_an_index_out_of_range_stops_the_script_with_its_line(script, wrong):
+    with pytest.raises(ValueError) as error:
+        script(f"\n{wrong}\n")
+    line = START.count("\n") + 2
+    place = f", in line {line} of train.py: `{wrong}`: a card stops there with a device-side assert"
+    assert f"train.py {OUT_OF_RANGE[wrong]}" in str(error.value)
+    assert str(error.value).endswith(place)
+
+
+def test_an_index_out_of_range_cannot_be_caught(script):
+    with pytest.raises(ValueError, match="uses index 9 of .* in line .* of train.py"):
+        script("try: table(torch.tensor([9]).cuda())\nexcept BaseException: pass\n")
+
+
+def test_indices_in_range_stop_nothing(script):
+    script(IN_RANGE)
+
+
+def test_after_a_guess_an_index_out_of_range_is_said_and_stops_nothing(script):
+    found = script("n = int(there.sum().item() * 9)\ntable(torch.tensor([n]).cuda())\n")
+    assert "uses index 9 of a dimension with 9 entries, in line" in found.note
+    assert "unless the number follows from a value that was guessed" in found.note
+
+
+def test_on_the_host_an_index_out_of_range_is_torchs_error(script):
+    body = """
+    try:
+        torch.nn.Embedding(9, 8)(torch.tensor([9]))
+        raise SystemExit("it went on")
+    except IndexError as error:
+        assert "index 9 is out of bounds" in str(error)
+    """
+    script(body)

@@ -8,7 +8,7 @@ import pytest
 from fake_cuda import simulate
 from fake_cuda.card import Card
 from fake_cuda.scripts import Script, group, ranks
-from fake_cuda.scripts.run import ONE_PROCESS
+from fake_cuda.scripts.verdict import ONE_PROCESS
 from fake_cuda.scripts.words import SEVERAL, SEVERAL_CARDS
 
 T4 = Card("T4", (7, 5), 40, 320e9, {"fp32": 4.35e12, "fp16": 41.9e12})

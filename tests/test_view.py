@@ -607,12 +607,48 @@ def test_everything_ends_with_the_caller(caller, number):
     assert nothing_left()
 
 
+STARTING = """
+import os, signal, sys
+from fake_cuda.scripts import apart
+def told(*given):  # the caller gets a signal where its folder is named, and where it is forked
+    os.kill(os.getpid(), signal.SIGNAL)
+    return real(*given)
+real = apart.WHAT
+apart.WHAT = told
+with apart.Process("fake_cuda.scripts.attempt", 60):
+    pass
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("what", ["os.fork", "secrets.token_hex"])
+def test_a_caller_that_ends_while_it_starts_leaves_nothing(work, tmp_path, monkeypatch, name, what):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("VIEW_TEST", os.getcwd())
+    code = STARTING.replace("SIGNAL", name).replace("WHAT", what)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == -getattr(signal, name), done.stderr
+    assert nothing_left()
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_a_keeper_that_is_killed_leaves_no_folder(work, tmp_path, monkeypatch, way):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    text = "import os, time\nopen('large', 'wb').write(bytes(2**20))\n"
+    text += "os.kill(os.getppid(), 9)\ntime.sleep(90)\n"
+    with pytest.raises(ValueError, match="the process that keeps it was ended by SIGKILL"):
+        predict(work, text, way)
+    assert not list((tmp_path / "tmp").iterdir())
+
+
 def test_a_script_that_does_not_react_is_ended(work, monkeypatch):
     monkeypatch.setattr(apart, "GRACE", 1.0)
     stuck = "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True: pass\n"
     (work / "train.py").write_text(stuck)
     script = Script("train.py", seconds=1)
-    with pytest.raises(ValueError, match="took no update in 1 s and does not react: .*train.py"):
+    with pytest.raises(ValueError, match="came to no end in 1 s and does not react: .*train.py"):
         simulate(script)
 
 

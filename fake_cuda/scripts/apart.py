@@ -5,7 +5,10 @@ This is the caller's side; `keeper` is the other one.
 
 import importlib
 import os
+import secrets
 import select
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Pipe, wait
 
-from .keeper import ANEW, CARDS, NO_CARD, Ends, keep
+from .keeper import ANEW, CALLERS, CARDS, NO_CARD, Ends, keep
 
 GRACE = 10.0  # seconds in which work that was told to end may still answer
 KEPT = 2**16  # bytes of what is printed, the last ones
@@ -22,11 +25,12 @@ KEPT = 2**16  # bytes of what is printed, the last ones
 
 class Ended(Exception):
     """The process ended without an answer; `status` as of os.waitstatus_to_exitcode, None if it
-    was ended because its time was over."""
+    was ended because its time was over. `keeper` says whether it is the keeper's, not the work's.
+    """
 
-    def __init__(self, status: int | None):
+    def __init__(self, status: int | None, keeper: bool = False):
         super().__init__(f"ended with status {status}")
-        self.status = status
+        self.status, self.keeper = status, keeper
 
 
 class Process:
@@ -44,18 +48,33 @@ class Process:
         self._answers, answers = Pipe(duplex=False)
         self._reads, writes = os.pipe()
         leash, self._leash = os.pipe()  # the keeper sees it close when this process is gone
-        ends, base = Ends(tasks, answers, writes, leash), tempfile.mkdtemp(prefix="fake_cuda_")
-        if _forkable():
-            if "torch" in sys.modules:  # then what takes seconds is loaded once for all that follow
-                importlib.import_module(module)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            self._keeper = os.fork()
-            if not self._keeper:
-                keep(module, seconds, GRACE, base, ends)  # does not return
-        else:
-            self._keeper = _fresh(module, seconds, base, ends)
-        ends.close()
+        ends = Ends(tasks, answers, writes, leash)
+        # The keeper makes the folder, so that there is none without somebody to remove it.
+        folder = os.path.join(tempfile.gettempdir(), f"fake_cuda_{secrets.token_hex(8)}")
+        self._keeper, self._base = 0, folder
+        if _forkable() and "torch" in sys.modules:
+            importlib.import_module(module)  # what takes seconds is loaded once for all that follow
+        try:
+            self._start(module, ends)
+        except BaseException:  # of a signal's handler
+            self.__exit__()
+            raise
+
+    def _start(self, module: str, ends: Ends) -> None:
+        """Start the keeper. Signals wait until it and the caller are two."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, CALLERS)
+        try:
+            if _forkable():
+                sys.stdout.flush()
+                sys.stderr.flush()
+                self._keeper = os.fork()
+                if not self._keeper:
+                    keep(module, self.seconds, GRACE, self._base, ends)  # does not return
+            else:
+                self._keeper = _fresh(module, self.seconds, self._base, ends)
+            ends.close()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def __enter__(self) -> "Process":
         return self
@@ -66,13 +85,23 @@ class Process:
             return
         self._closed = True
         os.close(self._leash)
-        with suppress(ChildProcessError):
-            os.waitpid(self._keeper, 0)
+        if self._keeper:
+            with suppress(ChildProcessError):
+                os.waitpid(self._keeper, 0)
+        self._clear()
         while self._drain():
             pass
         os.close(self._reads)
         self._answers.close()
         self._tasks.close()
+
+    def _clear(self) -> None:
+        """Remove the folder, which a keeper that was killed has left; what it kept may die a moment
+        later, and write until then."""
+        ends = time.monotonic() + GRACE
+        while os.path.lexists(self._base) and time.monotonic() < ends:
+            shutil.rmtree(self._base, ignore_errors=True)
+            time.sleep(0.02)
 
     def do(self, task: object, heard: Callable) -> object:
         """What `work(task, base, tell)` returns there; its exceptions are raised here.
@@ -96,6 +125,8 @@ class Process:
             except EOFError:
                 over = time.monotonic() > ends - 0.5
                 status = os.waitstatus_to_exitcode(os.waitpid(self._keeper, 0)[1])
+                if status < 0:
+                    raise Ended(status, keeper=True) from None
                 raise Ended(None if over else status - 256 * (status > 127)) from None
             if kind == "answer":
                 return what

@@ -1,6 +1,7 @@
 """What a script puts on the card is fake, what it keeps on the host stays as it is."""
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from ..operations import in_backward
 from ..shards import parts, wraps
 from ..trace import HOST, FakeTensor, Trace
-from . import guesses, mixed
+from . import bounds, guesses, mixed
 from .plain import WITHOUT_VALUES, plain_operation
 from .words import Stop, TimeOver
 
@@ -42,6 +43,9 @@ class Where(TorchDispatchMode):
         self.ends: set[int] = set()  # tokens that end a text, of which none was generated
         self.busy = False  # with an operation: torch itself may ask for devices, not the script
         self.over = False  # whether the script's seconds are over
+        self.ended: BaseException | None = None  # what has stopped the script, which may catch it
+        self.unsure = False  # whether values that are known here may be others on a card
+        self.note = lambda text: None  # says something with the answer
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -50,9 +54,19 @@ class Where(TorchDispatchMode):
         return False
 
     def go_on(self) -> None:
-        """Where time may be over: C++ that asks for a device (prim.device) aborts at exceptions."""
-        if self.over:
-            raise TimeOver
+        """Where time may be over: C++ that asks for a device (prim.device) aborts at exceptions.
+        What a script does on its way out, it may do."""
+        if (self.over or self.ended) and not isinstance(sys.exc_info()[1], Stop | TimeOver):
+            self.end(TimeOver())
+
+    def end(self, error: BaseException) -> None:
+        """The script is over, whether or not it catches this: the first that is raised remains."""
+        self.ended = self.ended or error
+        raise error if error is self.ended else type(self.ended)(*self.ended.args)
+
+    def stop(self, *text: str) -> None:
+        """It has taken its updates; or, with a text, may not go on."""
+        self.end(Stop(*text))
 
     def on_card(self, *values) -> bool:
         """Whether one of these tensors is on the card."""
@@ -101,18 +115,22 @@ class Where(TorchDispatchMode):
         if not (fakes or card or self.asked is False or _is_weight(func, args, **kwargs)):
             with no_dispatch():  # real tensors alone; much quicker than to take the modes off
                 return func(*args, **kwargs)
+        bounds.check(self, func, args, card)
         if self.falling and (number := self.falling.number(func, args)) is not None:
             return number
         written = args[0] if args and func._schema.is_mutable else None
         if fakes and isinstance(written, torch.Tensor) and not isinstance(written, FakeTensor):
+            self.unsure = True
             return written  # values of the card are not known
         if trace.phases[-1] == "backward" and not (self.taken or in_backward()):
             self.step_by_hand(written)
+        values = None if written is None else bounds.values_before(func, written, fakes)
         before, trace.on_host, self.busy = trace.on_host, not card, True
         try:
             out = func(*args, **kwargs)
         finally:
             trace.on_host, self.busy = before, False
+        self.unsure |= values is not None and bounds.blurred(func, written, values)
         guesses.answer(func, args, out)
         guesses.no_end(func, args, kwargs, out, self.ends)
         if self.falling:
@@ -128,7 +146,7 @@ class Where(TorchDispatchMode):
         ids = [trace.ids.get(t.untyped_storage()._cdata) for t in leaves]
         if any(i is not None and trace.kind[i] == "parameters" for i in ids):
             if self.by_hand == UPDATES:
-                raise Stop
+                self.stop()
             self.by_hand += 1
             trace.phase("between steps")
 

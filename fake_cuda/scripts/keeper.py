@@ -26,6 +26,7 @@ from typing import NamedTuple
 import psutil
 
 ADOPT, END_WITH_PARENT = 36, 1  # linux/prctl.h: PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
+CALLERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the caller's, not its keeper's
 WHERE = signal.SIGUSR2  # asks the worker to print where it stands; a thread would forbid namespaces
 ANEW = "the time begins anew"  # told by work that has come so far that it ends by itself
 # Without a card of its own: the threads that CUDA starts would not reach the script either.
@@ -74,14 +75,16 @@ def awake(arguments: list[str]) -> None:
 
 
 def keep(module: str, seconds: float, grace: float, base: str, ends: Ends) -> None:
-    """In the keeper: load the module, start the work, wait for it, end what it left, remove its
-    folder. The work has `seconds`, and when they are over `grace` more to answer. The worker is a
-    fork of what is loaded here, and has one thread, as its view asks."""
+    """In the keeper: make the folder `base`, load the module, start the work, wait for it, end what
+    it left, remove the folder. The work has `seconds`, and when they are over `grace` more to
+    answer. The worker is a fork of what is loaded here, and has one thread, as its view asks."""
     status = 1
     try:
         os.setsid()  # Ctrl-C is for the caller, of whose end the leash tells
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in CALLERS:
             signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, CALLERS)
+        os.mkdir(base, 0o700)  # not before: now nothing but SIGKILL keeps this from its end
         _only(*ends.numbers())
         _system("prctl", ADOPT, 1, 0, 0, 0)
         if any(map(os.path.exists, CARDS)):
@@ -159,7 +162,11 @@ def _work(work: Callable, base: str, ends: Ends) -> None:
         _fresh_start()
         task = ends.tasks.recv()
         ends.tasks.close()
-        message = ("answer", work(task, base, lambda message: answers.send(("told", message))))
+
+        def tell(message, kind: str = "told") -> None:
+            answers.send((kind, message))
+
+        message = ("answer", work(task, base, tell))
     except BaseException as error:
         message = ("error", error)
     if os.getpid() == me:  # and not a process that the script forked
@@ -175,6 +182,7 @@ def _fresh_start() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     faulthandler.register(WHERE, file=2)
+    faulthandler.enable(file=2)  # where it crashes, too
     with suppress(OSError):  # where memory runs out, it is this process that ends
         with open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")

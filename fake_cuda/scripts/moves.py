@@ -41,11 +41,12 @@ def as_device(value):
     return torch.device("cuda", value) if type(value) is int else value
 
 
-def _ones(tensor):
+def _ones(tensor, where: Where):
     """The values of a tensor; ones stand in for those that nobody computed, as for `.item()`."""
     with _disable_current_modes():
         if known(tensor) is not None:
             return known(tensor).clone()
+        where.unsure = True
         return torch.full(tensor.shape, int(tensor.dtype != torch.bool), dtype=tensor.dtype)
 
 
@@ -86,7 +87,7 @@ class Moves(TorchFunctionMode):
         self.where.trace.work.copy(tensor, self.where.trace)
         graph = tensor.requires_grad and torch.is_grad_enabled()
         if not graph and tensor.numel() <= SHOWN:
-            return _ones(tensor)
+            return _ones(tensor, self.where)
         with self.where.to(False):
             return tensor.clone() if graph else torch.empty_like(tensor)
 
@@ -141,6 +142,7 @@ class Moves(TorchFunctionMode):
         if name == "data" and isinstance(tensor, FakeTensor) and len(args) == 2:
             if not isinstance(args[1], FakeTensor):
                 args = (tensor, where.like(args[1], where.on_card(tensor)))
+            tensor._known = getattr(args[1], "_known", None)
         return func(*args, **kwargs)
 
     def show(self, func, tensor, args, kwargs):
@@ -148,7 +150,7 @@ class Moves(TorchFunctionMode):
         if func.__name__ in OF_NUMPY and self.where.on_card(tensor):
             raise TypeError(NOT_NUMPY)
         self.where.trace.work.wait(self.where.trace)
-        return func(_ones(tensor), *args, **kwargs)
+        return func(_ones(tensor, self.where), *args, **kwargs)
 
     def place(self, func, args, kwargs):
         """Any other function: what it makes lies where its arguments say."""

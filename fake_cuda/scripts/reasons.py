@@ -150,7 +150,8 @@ def _waits_for_input(end: End) -> str:
 
 def _without_terminal(end: End) -> str:
     """A library may have caught the first of these errors and printed it."""
-    if not end.names(*TERMINAL) and TERMINAL[0] not in end.printed[-2000:]:
+    opened = any(getattr(one, "filename", None) == "/dev/tty" for one in end.chain)
+    if not (opened or end.names(*TERMINAL) or TERMINAL[0] in end.printed[-2000:]):
         return ""
     return f"needs a terminal{end.at}, and this is none"
 

@@ -25,38 +25,26 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils._python_dispatch import _disable_current_modes
 
-from ..replay import step_ends
 from ..simulation import simulate
-from ..trace import HOST, Trace
+from ..trace import Trace
 from . import changes, compiling, view, watch
 from .answers import forget_machine
 from .attempt import Attempt, Outcome
 from .card import MemoryOfTrace, card_of_script
 from .closures import passes_first
 from .host import UPDATES, Where
-from .keeper import ANEW, Printed
+from .keeper import ANEW
 from .moves import Moves, in_torch
-from .ranks import PROCESS, told
-from .reasons import alone, why
+from .ranks import told
 from .source import cells_or_code
-from .words import RANK_0, Stop, TimeOver, in_line
+from .verdict import Again, Failure, ending, judge, leads
+from .words import Stop
 
-ONE_UPDATE = "It took one update only: from the second on, an optimizer's states stand all along."
-BY_HAND = "No optimizer took a step: weights written after a backward pass are its updates."
-NOT_UPDATED = (
-    "Nothing was updated: no optimizer took a step and no weight was written. This is the memory "
-    "of its {}, and the time of the last one."
-)
-RAN_OUT = "It ran out of memory {} and went on: this is what it came to{}."
-ONE_PROCESS = "It was run as one process of one, as torchrun would run it."
-OVER = "took no update and ran no model on the card in {}: --timeout gives it more time"
-STOPPED = "It was stopped after {}."
 STARTS = "starts another program to train, `{}`: give that one to the prediction"
+HELD = 4  # ticks of half a second that a script which was stopped has to come to its end
 QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
-IN_THREAD = "uses the card{} in a thread of its own, where it is not followed"
-NOTHING_THERE = "puts nothing on the card: it trains on the CPU"
-NEVER = "never runs a model on the card: it ended without a forward pass"
 
 
 def work(attempt: Attempt, base: str, tell: Callable) -> Outcome:
@@ -70,21 +58,12 @@ def work(attempt: Attempt, base: str, tell: Callable) -> Outcome:
         outcome.way = view.enter(base, folders, asked["network"], asked["ways"])
         if outcome.way == "watched":
             outcome.notes.append(view.WATCHED)
-        outcome.found = simulate(Run(attempt, base, outcome, tell), **attempt.card)
-    except Again as again:
-        fields = ("limited", "compiles", "environment")
-        outcome.again = {name: getattr(attempt, name) for name in fields} | again.args[0]
-    except (Failure, ValueError, OSError) as error:
+        run = Run(attempt, base, outcome, tell)
+    except OSError as error:
         outcome.failure = str(error)
+    else:
+        run.concluded(lambda: simulate(run, **attempt.card))
     return outcome
-
-
-class Failure(Exception):
-    """Why there is no answer, in words that follow the script's name."""
-
-
-class Again(Exception):
-    """The script is to be run once more, with these fields of `Attempt`."""
 
 
 class Run:
@@ -99,10 +78,24 @@ class Run:
         self.generated = ""  # where the script generates text
         self.backwards = 0
         self.lost: BaseException | None = None  # what ended a thread for lack of a card
+        self.code: types.CodeType | None = None  # that is run now
+        self.held = 0  # ticks since it was stopped
+        self.found: Callable | None = None  # makes the simulation of what was seen (`simulate`)
 
     def note(self, text: str) -> None:
         if text not in self.outcome.notes:
             self.outcome.notes.append(text)
+
+    def concluded(self, found: Callable) -> None:
+        """The outcome is what `found()` returns, or why it does not."""
+        try:
+            self.outcome.found = found()
+        except Again as again:
+            fields = ("limited", "compiles", "environment")
+            asked = {name: getattr(self.attempt, name) for name in fields}
+            self.outcome.again = asked | again.args[0]
+        except (Failure, ValueError, OSError) as error:
+            self.outcome.failure = str(error)
 
     def where_is(self, text: str) -> str:
         """A path or an argument, also one as name=path, as the view has it."""
@@ -122,6 +115,7 @@ class Run:
         room = asked["memory"], asked["context"], self.attempt.limited
         self.memory = MemoryOfTrace(trace, *room, self.forget)
         self.where = where = Where(trace, self.taken, self.memory)
+        where.note = self.note
         path = asked["path"] if asked["module"] else self.where_is(os.path.abspath(asked["path"]))
         self.path = path if os.path.isabs(asked["path"]) else asked["path"]
         folder = os.getcwd() if asked["module"] else os.path.dirname(os.path.realpath(path))
@@ -141,23 +135,48 @@ class Run:
             yield
 
     def tick(self, _, frame) -> None:
-        """Twice a second: say how far it is; at the end of its time stop."""
-        passes = len(self.trace.passes)
-        done = min(self.taken.values(), default=self.where.by_hand)
+        """Twice a second: say how far it is; at the end of its time stop. A script that has caught
+        this, or what stopped it after its updates, hears it again, and then is not asked."""
+        passes, where = len(self.trace.passes), self.where
+        done = min(self.taken.values(), default=where.by_hand)
         self.tell({"forward passes": passes, f"of {UPDATES} updates": done})
-        self.where.over = time.monotonic() - self.began > self.asked["seconds"]
-        if self.where.over and not in_torch(frame):
-            raise TimeOver
+        if not self.runs(frame):  # it has come to its end, and nothing may be raised here
+            return
+        where.over = time.monotonic() - self.began > self.asked["seconds"]
+        self.held += where.ended is not None
+        if self.held > HELD:
+            self.end_here()
+        if not in_torch(frame):
+            where.go_on()
+
+    def runs(self, frame) -> bool:
+        """Whether the script stands among these frames."""
+        while frame is not None and frame.f_code is not self.code:
+            frame = frame.f_back
+        return frame is not None
+
+    def end_here(self) -> None:
+        """Answer from below the script's own frames, which do not give way; end the process."""
+        error, self.outcome.found = self.ended(), None
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            self.concluded(lambda: (self.conclude(error, True), self.found())[1])
+            self.tell(self.outcome, "answer")
+        self.leave(0)
+
+    def ended(self) -> BaseException | None:
+        """What has stopped the script, if anything did: from now on nothing does."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        ended, self.where.ended, self.where.over = self.where.ended, None, False
+        return ended
 
     def heard(self, event: str, given: tuple) -> None:
         """Python's audit hook: a program is started. One that trains is not predicted here."""
         if event not in watch.PROGRAMS or os.getpid() != self.me:
             return
         command = given[0] if event == "os.system" else given[1]
-        words = command if isinstance(command, list | tuple) else shlex.split(os.fsdecode(command))
-        words = [os.fsdecode(word) for word in words]
-        if event == "os.exec" or watch.trains(words):
-            raise Stop(STARTS.format(shlex.join(words)))
+        words = [*command] if event == "os.exec" else watch.trained(command)
+        if words:
+            raise Stop(STARTS.format(shlex.join(map(os.fsdecode, words))))
 
     def forget(self) -> None:
         """Memory ran out. If the script goes on, it does so anew: with another optimizer, maybe."""
@@ -185,13 +204,13 @@ class Run:
         done, since = min(self.taken.values()), next((k for o, k, _ in ends if o == me), 0)
         # One that an evaluation precedes is not like the others: then the next one tells.
         if done > UPDATES or done == UPDATES and not _evaluated(trace.work.operations, since):
-            raise Stop
+            self.where.stop()
 
     def passed(self) -> None:
         """A backward pass begins: without updates, so many are enough."""
         self.backwards += 1
         if not self.taken and self.backwards > changes.PASSES:
-            raise Stop
+            self.where.stop()
 
     def __call__(self):
         """Run it until each of its optimizers has taken two steps; its variables are returned."""
@@ -202,83 +221,29 @@ class Run:
         error = None
         try:
             for code in cells_or_code(self.path, self.asked["module"], main):
+                self.code = code
                 exec(code, main.__dict__)
         except BaseException as raised:
-            error = _ending(raised)
+            error = raised
         finally:
-            self.where.over = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            ended = self.ended()
             hook.remove()
             first.remove()
         if os.getpid() != self.me:  # a process that the script forked, and that came to its end
             traceback.print_exception(error)
             self.leave(0 if error is None else 1)
+        went_on = ended is not None and not leads(ended, error)
+        self.conclude(ended if went_on else ending(error), went_on)
+        return main
+
+    def conclude(self, error: BaseException | None, went_on: bool) -> None:
+        """It has ended: say what is to be said of what was seen."""
         self.tell(ANEW)  # to work out the answer of a long run takes longer than the grace
         self.unused()
-        self.judge(error)
+        judge(self, error, went_on)
         for one, phase, event in self.ends:  # of several, as in a GAN, the last one ends a step
             if one != self.ends[-1][0]:
                 self.trace.phases[phase] = self.trace.events[event] = "optimizer step"
-        return main
-
-    def try_again(self, error: BaseException | None, refused: bool) -> None:
-        """Whether it is to be run once more, otherwise."""
-        out = self.memory.ran_out
-        over = not self.outcome.updates or _in_chain(error, torch.OutOfMemoryError)
-        if self.attempt.limited and out and over:
-            raise Again(dict(limited=False))  # and say how much it would have needed
-        if not self.attempt.environment and alone(error):
-            raise Again(dict(environment=PROCESS))
-        if refused and self.attempt.compiles and self.compiled.codes:
-            raise Again(dict(compiles=False))  # perhaps by a value that a plan has not
-
-    def judge(self, error: BaseException | None) -> None:
-        """Whether what was seen is an answer, and what is to be said of it."""
-        self.outcome.updates = updates = min(self.taken.values(), default=self.where.by_hand)
-        ends = isinstance(error, SystemExit | Stop | TimeOver | None)
-        refused = not ends or isinstance(error, Stop) and str(error)
-        self.try_again(error, refused)
-        status = error.code if isinstance(error, SystemExit) else None
-        on_card = set(self.trace.kind) - {HOST}
-        if refused or status and not updates:
-            known = self.generated, self.asked["network"], self.trace.guessed
-            raise Failure(why(error, Printed.tail, *known))
-        if updates and not on_card:
-            raise Failure(NOTHING_THERE)
-        over = isinstance(error, TimeOver) and f"{self.asked['seconds']:.0f} s,{in_line(error)}"
-        if not updates and not (self.trace.passes and on_card):
-            lost = IN_THREAD.format(in_line(self.lost)) if self.lost else NEVER
-            raise Failure(OVER.format(over) if over else lost)
-        if not updates:
-            back = "backward" in self.trace.phases
-            what = "forward and backward passes" if back else "forward passes"
-            self.note(NOT_UPDATED.format("generation of text" if self.generated else what))
-        elif not self.taken:
-            self.note(BY_HAND)
-        if updates and updates < UPDATES:
-            self.note(ONE_UPDATE)
-        if over:
-            self.note(STOPPED.format(over))
-        if self.asked["ranks"] > 1:
-            sent = self.trace.work.wire.of_a_step(step_ends(self.trace.phases))
-            self.note(RANK_0.format(self.asked["ranks"], sent / 2**20))
-        elif self.attempt.environment:
-            self.note(ONE_PROCESS)
-        if out := self.memory.ran_out:
-            batch = f", {self.trace.batch:,} samples at once" if self.trace.batch else ""
-            self.note(RAN_OUT.format("once" if out == 1 else f"{out} times", batch))
-
-
-def _in_chain(error: BaseException | None, kind: type) -> BaseException | None:
-    """The last error of a kind among this one and those during which it was raised."""
-    while error is not None and not isinstance(error, kind):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-def _ending(error: BaseException) -> BaseException:
-    """What ended the script: a `finally` of its own may raise anew while it is on its way out."""
-    return _in_chain(error, Stop) or _in_chain(error, TimeOver) or error
 
 
 def _evaluated(operations: list, since: int) -> bool:

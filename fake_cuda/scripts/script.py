@@ -1,6 +1,8 @@
 """A training script and its arguments, as a run for `simulate`."""
 
+import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -107,14 +109,22 @@ class Script:
 
     def _ended(self, end: Exception, printed: str, seen: dict) -> str:
         if end.status is None:
-            updates = "".join(f"{n} {what}" for what, n in seen.items() if n and "updates" in what)
+            taken = (f"{n} {what}" for what, n in seen.items() if n and "updates" in what)
+            did = "".join(f"took {updates}" for updates in taken) or "came to no end"
             place = _stood(printed, os.path.basename(self.path))
-            return (
-                f"took {updates or 'no update'} in {self.seconds:.0f} s and does not react: {place}"
+            return f"{did} in {self.seconds:.0f} s and does not react: {place}"
+        if end.keeper:
+            name = signal.Signals(-end.status).name
+            return f"cannot be followed: the process that keeps it was ended by {name}"
+        if end.status == -signal.SIGKILL:
+            return "was ended by SIGKILL, as the system does where this machine's memory runs out"
+        if end.status < 0:
+            name, place = (
+                signal.Signals(-end.status).name,
+                _stood(printed, os.path.basename(self.path)),
             )
-        if end.status == -9:
-            return "was ended by the system, as it does where this machine's memory runs out"
-        return f"ended its process itself, with status {end.status}, before it took an update"
+            return f"crashed: its process was ended by {name}, {place}"
+        return f"ended its process itself, with status {end.status}, and left no answer"
 
 
 def _stood(printed: str, name: str) -> str:
@@ -127,16 +137,34 @@ def _stood(printed: str, name: str) -> str:
 
 
 def _check(path: Path) -> None:
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: name the script in it")
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file")
     try:
-        start = path.read_bytes()[:4096]
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder: name the script in it")
+        if not path.is_file():
+            raise ValueError(f"{path} is not a file")
+        text = path.read_bytes()
     except PermissionError:
         raise ValueError(f"{path} may not be read") from None
-    if b"\0" in start:
+    if b"\0" in text[:4096]:
         raise ValueError(f"{path} is not Python")
+    if path.suffix == ".ipynb":
+        _check_notebook(path, text)
+
+
+def _check_notebook(path: Path, text: bytes) -> None:
+    try:
+        about = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is no notebook: it is not JSON ({error})") from None
+    cells = about.get("cells") if isinstance(about, dict) else None
+    whole = isinstance(cells, list) and all(
+        isinstance(cell, dict)
+        and "cell_type" in cell
+        and isinstance(cell.get("source"), str | list)
+        for cell in cells
+    )
+    if not whole:
+        raise ValueError(f"{path} is no notebook of today's format: it has no list of cells")
 
 
 __all__ = ["SECONDS", "Script"]

@@ -1,14 +1,24 @@
 """The code of a script, a module or a notebook."""
 
+import ast
 import importlib.util
 import json
 import linecache
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+
+from .words import Stop, in_line
 
 MAGIC = ("%", "!", "?")
 KEEPS = ("%%time", "%%timeit", "%%capture", "%%prun")  # cell magics whose cell is Python
+
+NO_PYTHON = "is no Python: it cannot be read{} ({})"
+ONLY_SAYS = "is no script of Python: it states values, and neither imports nor calls anything"
+EMPTY = "has no line of code"
+SAYS = (ast.Assign, ast.AnnAssign, ast.Expr, ast.Pass)
+TRIED = 200  # lines before a mistake, of which the last ones may be half of a statement
 
 
 def cells_or_code(path: str, module: bool, main: types.ModuleType) -> Iterator[types.CodeType]:
@@ -29,7 +39,7 @@ def cells_or_code(path: str, module: bool, main: types.ModuleType) -> Iterator[t
     main.__file__ = path
     text = Path(path).read_bytes()
     if not path.endswith(".ipynb"):
-        yield compile(text, path, "exec")
+        yield _compiled(text, path)
         return
     main.__dict__.update(display=print)
     cells = [c for c in json.loads(text)["cells"] if c["cell_type"] == "code"]
@@ -40,6 +50,44 @@ def cells_or_code(path: str, module: bool, main: types.ModuleType) -> Iterator[t
         kept = [_plain(line) for line in lines]
         linecache.cache[name] = (len(kept), None, kept, name)
         yield compile("".join(kept), name, "exec")
+
+
+def _compiled(text: bytes, path: str) -> types.CodeType:
+    """`Stop` if it is the text of something else: a list of settings, or a mistake of which nothing
+    that a script of Python has stands before."""
+    try:
+        code = compile(text, path, "exec")
+    except SyntaxError as error:
+        lines = text.splitlines(keepends=True)[: (error.lineno or 1) - 1]
+        if error.filename == path and not _acts(lines):
+            raise Stop(NO_PYTHON.format(in_line(error), error.msg)) from None
+        raise
+    tree = ast.parse(text)
+    if not tree.body:
+        raise Stop(EMPTY)
+    if any(map(_setting, tree.body)) and all(isinstance(part, SAYS) for part in tree.body):
+        if not _calls(tree):
+            raise Stop(ONLY_SAYS)
+    return code
+
+
+def _setting(part: ast.AST) -> bool:
+    """Whether it is a `name: value` without more, as in YAML, or the whole of a file of JSON."""
+    if isinstance(part, ast.AnnAssign):
+        return part.value is None
+    return isinstance(part, ast.Expr) and isinstance(part.value, ast.Dict | ast.List)
+
+
+def _acts(lines: list[bytes]) -> bool:
+    """Whether the longest beginning of these lines that is Python calls or imports something."""
+    for count in range(len(lines), max(-1, len(lines) - TRIED), -1):
+        with suppress(SyntaxError, ValueError):
+            return _calls(ast.parse(b"".join(lines[:count])))
+    return True
+
+
+def _calls(tree: ast.AST) -> bool:
+    return any(isinstance(part, ast.Call | ast.Import | ast.ImportFrom) for part in ast.walk(tree))
 
 
 def _plain(line: str) -> str:

@@ -3,6 +3,8 @@
 import errno
 import functools
 import os
+import re
+import shlex
 import socket
 import sqlite3
 import sys
@@ -21,6 +23,10 @@ CHANGES = {
 NO_PROGRAMS = "no programs are started here"
 ATTACH = 24  # sqlite3.h: SQLITE_ATTACH, of which the hook hears nothing
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+BEFORE = ("env", "exec", "time", "nohup", "command", "then", "do", "else", "{", "!")
+ASSIGNS = re.compile(r"[A-Za-z_]\w*=")
+REDIRECTS = re.compile(r"\d*[<>]")
 PROGRAMS = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
 CALLS = ("connect", "sendto", "sendmsg", "getaddrinfo", "gethostbyname", "gethostbyaddr")
 CALLS = tuple(f"socket.{name}" for name in CALLS)
@@ -106,6 +112,37 @@ def _called(event: str, given: tuple) -> None:
     """A machine is called, unless it is this one by a socket that is a file."""
     if getattr(given[0], "family", None) != getattr(socket, "AF_UNIX", 0):
         raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+
+def trained(command) -> list[str]:
+    """The words of what trains in a command, which is a text for a shell or a list; or none."""
+    if isinstance(command, str | bytes):
+        return next(filter(None, map(trained, _split(os.fsdecode(command)))), [])
+    words = [os.fsdecode(word) for word in command]
+    while words and (words[0] in BEFORE or ASSIGNS.match(words[0])):
+        words = words[1:]
+    if words and os.path.basename(words[0]) in SHELLS:
+        flags = (k for k, word in enumerate(words) if word.startswith("-") and word.endswith("c"))
+        text = words[next(flags, len(words)) + 1 :]
+        return trained(text[0]) if text else []
+    ends = (k for k, word in enumerate(words) if REDIRECTS.match(word))
+    return words[: next(ends, len(words))] if trains(words) else []
+
+
+def _split(text: str) -> list[list[str]]:
+    """The commands in a text for a shell."""
+    parts = shlex.shlex(text, posix=True, punctuation_chars=";&|()\n")
+    parts.whitespace, parts.whitespace_split, parts.commenters = " \t\r", True, ""
+    commands = [[]]
+    try:
+        for word in parts:
+            if set(word) <= set(";&|()\n"):
+                commands.append([])
+            else:
+                commands[-1].append(word)
+    except ValueError:  # a quotation that does not end
+        return [text.split()]
+    return commands
 
 
 def trains(words: list[str]) -> bool:

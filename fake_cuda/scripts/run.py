@@ -70,7 +70,8 @@ def work(attempt: Attempt, base: str, tell: Callable) -> Outcome:
         outcome.way = view.enter(base, folders, asked["network"], asked["ways"])
         if outcome.way == "watched":
             outcome.notes.append(view.WATCHED)
-        outcome.found = simulate(Run(attempt, base, outcome, tell), **attempt.card)
+        run = Run(attempt, base, outcome, tell)
+        outcome.found = simulate(run, **attempt.card, inside=run.inside, compiler=run.compiler)
     except Again as again:
         fields = ("limited", "compiles", "environment")
         outcome.again = {name: getattr(attempt, name) for name in fields} | again.args[0]
@@ -119,7 +120,7 @@ class Run:
     def inside(self, trace: Trace) -> Iterator[None]:
         """What `simulate` puts around the run. Nothing is put back: the process ends with it."""
         self.trace, asked = trace, self.asked
-        room = asked["memory"], asked["context"], self.attempt.limited
+        room = trace.card.memory or asked["memory"], trace.card.context, self.attempt.limited
         self.memory = MemoryOfTrace(trace, *room, self.forget)
         self.where = where = Where(trace, self.taken, self.memory)
         path = asked["path"] if asked["module"] else self.where_is(os.path.abspath(asked["path"]))
@@ -135,9 +136,8 @@ class Run:
         signal.signal(signal.SIGALRM, self.tick)
         signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
         with where, Moves(where) as moves:
-            card = card_of_script(trace, asked, self.memory)
-            others = changes.changes(self, where, moves)
-            self.compiled.begin(where, changes.made(card), changes.made(others))
+            both = card_of_script(trace, self.memory), changes.changes(self, where, moves)
+            self.compiled.begin(where, *map(changes.made, both))
             yield
 
     def tick(self, _, frame) -> None:

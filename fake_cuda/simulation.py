@@ -15,7 +15,7 @@ from .choices import cuda_choices, fake_modules
 from .compiled import Compiler, compiled
 from .here import Here
 from .mode import OneMode
-from .refusals import NO_TRITON, NO_VALUES, NotSimulated, understood
+from .refusals import NO_TRITON, NO_VALUES, NotSimulated, what_it_uses
 from .replay import Events, Simulation, replay, step_ends
 from .scripts import Script
 from .state import undisturbed
@@ -123,8 +123,8 @@ def _in_words(trace: Trace) -> Iterator[None]:
             raise
         raise NotSimulated.uses(NO_TRITON.format(error.name)) from error
     except (AssertionError, RuntimeError, IndexError, ArithmeticError) as error:
-        if refused := understood(error):
-            raise refused from error
+        if what := what_it_uses(error):
+            raise NotSimulated.uses(what) from error
         if not trace.guessed:
             raise
         raise NotSimulated(f"{NO_VALUES} (with a guess in its place: {error})") from error

@@ -720,6 +720,11 @@ def no_driver():
     raise RuntimeError("Found no NVIDIA driver on your system. Please check that you have one")
 
 
+def through_another_process():
+    """As datasets' and torch's workers raise anew what one of them raised: its text is left."""
+    raise RuntimeError(f"worker 0 failed: NotSimulated: the run uses {refusals.GPU}")
+
+
 def flex():
     q = torch.ones(1, 1, 8, 8, requires_grad=True)
     flex_attention(q, q, q).sum().backward()
@@ -728,11 +733,10 @@ def flex():
 LAYER = torch.nn.Linear(2, 2)
 WITHOUT_CUDA = not torch.backends.cuda.is_built()
 PROVOKED = {
-    "convert all Tensors to FakeTensors": lambda: LAYER(torch.ones(1, 2)),
     "linked with support for cuda": lambda: torch.ones(2).cuda(),
     "Torch not compiled with CUDA": torch.cuda.init,
     "Found no NVIDIA driver": no_driver,
-    "FlexAttention does not": flex,
+    f"the run uses {refusals.GPU}": through_another_process,
 }
 
 
@@ -744,11 +748,28 @@ def test_what_only_torch_can_say_is_understood(words):
     with pytest.raises(NotSimulated, match="^the run uses ") as caught:
         simulate(PROVOKED[words])
     assert words in str(caught.value.__cause__)
-    assert str(caught.value) == f"the run uses {refusals.MESSAGES[words]}"
+    assert str(caught.value) == f"the run uses {refusals.GPU}"
 
 
 def test_each_message_of_torchs_is_provoked():
     assert set(PROVOKED) == set(refusals.MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("run", "what", "original"),
+    [
+        (lambda: LAYER(torch.ones(1, 2)), refusals.OUTSIDE, AssertionError),
+        (flex, refusals.FLEX, NotImplementedError),
+        (lambda: torch.compile(flex)(), refusals.FLEX, NotImplementedError),
+    ],
+    ids=["a model made outside", "flex attention", "flex attention, compiled"],
+)
+def test_what_a_function_of_torchs_finds_is_raised_there(run, what, original):
+    """By its place, whatever torch says: the text of its error may change."""
+    with pytest.raises(NotSimulated) as caught:
+        simulate(run)
+    assert caught.value.what == what and str(caught.value) == f"the run uses {what}"
+    assert isinstance(caught.value.__cause__, original)
 
 
 def test_an_error_of_the_runs_own_is_not_ours():

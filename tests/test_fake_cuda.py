@@ -705,6 +705,17 @@ def test_what_versions_decide():
         Versions("new")
 
 
+def test_log_and_phases_name_what_they_tell():
+    found = simulate(loop)
+    born, *_ = found.log
+    assert born.tensor == 0 and born.size > 0 and sum(entry.size for entry in found.log) >= 0
+    dead = {entry.tensor for entry in found.log if entry.size < 0}
+    assert dead < {entry.tensor for entry in found.log if entry.size > 0}
+    starts = [start.row for start in found.phases]
+    assert found.phases[0].name == "forward" and starts == sorted(starts)
+    assert starts[-1] < len(found.timeline)
+
+
 def test_a_card_is_one_value():
     assert simulate(loop, Card.like((8, 0))).log == simulate(loop, (8, 0)).log == simulate(loop).log
     facts = {"sms": 108, "bandwidth_gb_s": 1555, "fp32_tflops": 19.5}

@@ -7,7 +7,6 @@ half of each constant does to the errors.
 
 from pathlib import Path
 from typing import NamedTuple
-from unittest import mock
 
 import pandas as pd
 
@@ -18,6 +17,7 @@ from evidence.runs import Job
 from evidence.tables import DATA, MADE, libraries, old_rows, replace_file, today, unchanged
 from evidence.tables import MEASURED as FOLDER
 from fake_cuda import cost
+from fake_cuda.constants import CONSTANTS, Constants, listed
 
 MEASURED, PREDICTED = FOLDER / "speeds.csv", DATA / "speeds.csv"
 HALVED = DATA / "speed_constants.csv"
@@ -40,9 +40,9 @@ class Hosts(NamedTuple):
     teller: str | None
 
 
-def timed(step: Step, host: float) -> cost.Time:
-    """The time of a step under a host."""
-    options = step.options | {"host": host}
+def timed(step: Step, host: float, constants: Constants = CONSTANTS) -> cost.Time:
+    """The time of a step under a host; by other constants, if they are told."""
+    options = step.options | {"host": host, "constants": constants}
     return cost.step_time(step.operations, step.phases, step.card, **options)
 
 
@@ -151,21 +151,21 @@ def halved(steps: dict[tuple, Step], rows: pd.DataFrame, hosts: dict[str, Hosts]
     length = [len(steps[k].operations) for k in zip(rows["set"], rows["run"], strict=True)]
     rows = rows.assign(length=length).sort_values("length").groupby("set", sort=False).head(3)
 
-    def host(name: str) -> float:
+    def host(name: str, constants: Constants) -> float:
         """A machine that no step told has the assumed host, which is a constant, too."""
         known = hosts[name].assumed
-        return cost.VALUES["host"] if known == cost.HOST_SECONDS else known
+        return constants.host.operation if known == cost.HOST_SECONDS else known
 
-    def found(label: str) -> dict:
+    def found(label: str, constants: Constants) -> dict:
         times = [
-            timed(steps[k], host(k[0])).step_seconds
+            timed(steps[k], host(k[0], constants), constants).step_seconds
             for k in zip(rows["set"], rows["run"], strict=True)
         ]
         moved = errors(rows.assign(predicted=times))
         return {"constant": label} | moved | {"seconds in all": sum(times)}
 
-    table = [found("as it is")]
-    for name, constant in cost.CONSTANTS.items():
-        with mock.patch.dict(cost.VALUES, {name: constant.value / 2}):
-            table.append(found(name) | constant._asdict())
+    table = [found("as it is", CONSTANTS)]
+    for name, value, status, source in listed(CONSTANTS):
+        moved = found(name, CONSTANTS.with_value(name, value / 2))
+        table.append(moved | {"value": value, "status": status, "source": source})
     return pd.DataFrame(table)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from evidence.compare import errors
 from evidence.tables import DATA, ROOT
-from fake_cuda import cost
+from fake_cuda.constants import ASSUMED, CALIBRATED, CONSTANTS, FIRST_ROWS, SOURCED, listed
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- made by evidence/trust.py -->\n", "<!-- to here -->\n"
@@ -107,12 +107,12 @@ def rows_of_time(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
 
 def constants() -> str:
     """How many constants of time are measurements."""
-    status = pd.Series([constant.status for constant in cost.CONSTANTS.values()]).value_counts()
-    text = f"Of the {status.sum()} constants behind a predicted time {status[cost.SOURCED]} are "
-    ends = sum(constant.source == cost.FIRST_ROWS for constant in cost.CONSTANTS.values())
-    text += f"measured or documented by others, {status[cost.CALIBRATED]} were chosen by named "
+    status = pd.Series([constant.status for constant in listed(CONSTANTS)]).value_counts()
+    text = f"Of the {status.sum()} constants behind a predicted time {status[SOURCED]} are "
+    ends = sum(constant.source == FIRST_ROWS for constant in listed(CONSTANTS))
+    text += f"measured or documented by others, {status[CALIBRATED]} were chosen by named "
     text += f"rows (which do not judge; but the {ends} ends of the ranges were chosen on the first "
-    text += f"70 rows of time, most of which do), and {status[cost.ASSUMED]} are assumed "
+    text += f"70 rows of time, most of which do), and {status[ASSUMED]} are assumed "
     return text + "([data/speed_constants.csv](data/speed_constants.csv))."
 
 

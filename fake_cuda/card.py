@@ -21,6 +21,7 @@ class Card:
         tf32: whether products of fp32 run as tf32.
         stream: bytes a second that a copy reached on such a card, where it was measured.
         memory: in bytes.
+        context: bytes of it that the driver takes, of which a script cannot make use.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Card:
     tf32: bool = False
     stream: float = 0.0
     memory: int = 0
+    context: int = 0
 
     @classmethod
     def of(

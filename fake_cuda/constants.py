@@ -1,182 +1,291 @@
-"""The numbers behind a predicted time, each with its status and its source."""
+"""The numbers behind a predicted time, each with its status and its source.
 
-from typing import NamedTuple
+A group's fields are plain numbers: `CONSTANTS.products.reached`. `listed` tells of each its name in
+data/speed_constants.csv, its status and its source, and `CONSTANTS.with_value` changes one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 SOURCED, CALIBRATED, ASSUMED = "sourced", "calibrated", "assumed"
-
-
-class Constant(NamedTuple):
-    """A number of the model of time.
-
-    `status`: *sourced*, somebody measured or documented it; *calibrated*, chosen so that the named
-    rows come out; *assumed*, neither. `source` names the measurement, the rows, or what is known.
-    """
-
-    value: float
-    status: str
-    source: str
-
-
 GEMM = "ai-dynamo/aiconfigurator @095f58a5, gemm_perf: bf16 products of vLLM by shape"
 NEUSIGHT = "sitar-lab/NeuSight @6945927, measured kernels of fp32"
 FA2 = "FlashAttention-2 (arXiv 2307.08691), section 4.1: A100, causal and not, share of 312 TFLOPS"
 FA3 = "FlashAttention-3 (arXiv 2407.08608), section 4.1: FlashAttention-2 on an H100"
 MMA = "its MMA is Ampere's (Dao-AILab/flash-attention kernel_traits.h @0a4755ed)"
 GUIDE = "CUDA C++ Programming Guide, arithmetic instructions by compute capability"
+PCIE = "PCI Express {}, 16 lanes, one way"
 FIRST_ROWS = "the first 70 judged rows of data/speeds.csv, so that nine of ten lie inside"
-CONSTANTS = {
-    # products
-    "products": Constant(
-        0.80, SOURCED, "median of the 60 `_reached_` rates of data/gpus.csv, which are 0.45 to 1.17"
-    ),
-    "unaligned products": Constant(
-        0.33, CALIBRATED, "llms-from-scratch, compiled: 50,257 words or 50,304"
-    ),
-    "seconds of a wave": Constant(
-        3e-6, CALIBRATED, f"{GEMM}: A100 and L40S; {NEUSIGHT}: five cards, 2 to 8"
-    ),
-    "seconds of a wave, 9.0": Constant(
-        0.5e-6, CALIBRATED, f"{GEMM}: H100 and B200, whose waves overlap"
-    ),
-    "most splits of a product": Constant(16, ASSUMED, "split-k of CUTLASS's default kernels"),
-    "least depth of a split": Constant(256, ASSUMED, "split-k of CUTLASS's default kernels"),
-    "int8 products": Constant(2, SOURCED, "architecture whitepapers since Turing: rate of 16 bits"),
-    # all that moves bytes
-    "stream": Constant(
-        0.77, SOURCED, f"{NEUSIGHT}: add, mul, div on L4, T4, P100, 0.73 to 0.79; others like them"
-    ),
-    "stream, 7.0": Constant(0.91, SOURCED, f"{NEUSIGHT}: add, mul and div on a V100"),
-    "stream, 8.0": Constant(0.87, SOURCED, f"{NEUSIGHT}: add, mul and div on two A100"),
-    "stream, 9.0": Constant(0.87, ASSUMED, "like an A100"),
-    "stream, 10.0": Constant(0.87, ASSUMED, "like an A100"),
-    "scatter": Constant(
+
+
+class Constant(NamedTuple):
+    """A number of the model of time, as tables tell of it.
+
+    `status`: *sourced*, somebody measured or documented it; *calibrated*, chosen so that the named
+    rows come out; *assumed*, neither. `source` names the measurement, the rows, or what is known.
+    """
+
+    name: str
+    value: float
+    status: str
+    source: str
+
+
+def _field(status: str, name: str, value: float, source: str) -> Any:
+    return field(default=value, metadata={"name": name, "status": status, "source": source})
+
+
+_sourced, _calibrated, _assumed = (partial(_field, s) for s in (SOURCED, CALIBRATED, ASSUMED))
+
+
+@dataclass(frozen=True)
+class Products:
+    """Matrix products: shares of the peak rate, seconds, and how they are split."""
+
+    reached: float = _sourced(
+        "products",
+        0.80,
+        "median of the 60 `_reached_` rates of data/gpus.csv, which are 0.45 to 1.17",
+    )
+    unaligned: float = _calibrated(
+        "unaligned products", 0.33, "llms-from-scratch, compiled: 50,257 words or 50,304"
+    )
+    wave: float = _calibrated(
+        "seconds of a wave", 3e-6, f"{GEMM}: A100 and L40S; {NEUSIGHT}: five cards, 2 to 8"
+    )
+    overlapping_wave: float = _calibrated(
+        "seconds of a wave, 9.0", 0.5e-6, f"{GEMM}: H100 and B200, whose waves overlap"
+    )
+    most_splits: float = _assumed(
+        "most splits of a product", 16, "split-k of CUTLASS's default kernels"
+    )
+    least_depth: float = _assumed(
+        "least depth of a split", 256, "split-k of CUTLASS's default kernels"
+    )
+    int8: float = _sourced(
+        "int8 products", 2, "architecture whitepapers since Turing: rate of 16 bits"
+    )
+
+    def pause(self, capability: tuple[int, int], tensor_cores: bool) -> float:
+        """Seconds between two waves, which overlap on Hopper and the Blackwell of data centres."""
+        overlap = tensor_cores and capability[0] in (9, 10)
+        return self.overlapping_wave if overlap else self.wave
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """All that moves bytes: shares of the bandwidth by generation, seconds, and counts."""
+
+    other_stream: float = _sourced(
+        "stream", 0.77, f"{NEUSIGHT}: add, mul, div on L4, T4, P100, 0.73 to 0.79; others like them"
+    )
+    volta_stream: float = _sourced("stream, 7.0", 0.91, f"{NEUSIGHT}: add, mul and div on a V100")
+    a100_stream: float = _sourced("stream, 8.0", 0.87, f"{NEUSIGHT}: add, mul and div on two A100")
+    hopper_stream: float = _assumed("stream, 9.0", 0.87, "like an A100")
+    blackwell_stream: float = _assumed("stream, 10.0", 0.87, "like an A100")
+    scatter: float = _sourced(
+        "scatter",
         7.3,
-        SOURCED,
         "pytorch/pytorch pull 195542: bytes a clock of a multiprocessor, bf16 to float32, A100; "
         "that it goes by clocks and not by bandwidth was chosen by rows",
-    ),
-    "norms": Constant(
-        0.45, SOURCED, "pytorch/pytorch pull 87445: [8192, 1024] on an A100, 0.37 to 0.51"
-    ),
-    "seconds of a kernel": Constant(
-        2.5e-6, ASSUMED, "start and end of a kernel in a full queue; nobody's measurement"
-    ),
-    "tensors of a list kernel": Constant(
+    )
+    norms: float = _sourced(
+        "norms", 0.45, "pytorch/pytorch pull 87445: [8192, 1024] on an A100, 0.37 to 0.51"
+    )
+    kernel: float = _assumed(
+        "seconds of a kernel",
+        2.5e-6,
+        "start and end of a kernel in a full queue; nobody's measurement",
+    )
+    listed_tensors: float = _sourced(
+        "tensors of a list kernel",
         128,
-        SOURCED,
         "MultiTensorApply.cuh, depth_to_max_tensors before CUDA 13: two lists of 64, and 110 to "
         "150 tensors in lists of other depths; since CUDA 13 seven times as many",
-    ),
-    "lanes": Constant(128, SOURCED, GUIDE),
-    "lanes, 6.0 7.0 7.5 8.0": Constant(64, SOURCED, GUIDE),
-    # attention
-    "attention": Constant(0.60, SOURCED, FA2),
-    "attention, backward": Constant(0.50, SOURCED, FA2),
-    # Operations a clock of a multiprocessor: 35 and 30 % of an H100's 989.4 TFLOPS.
-    "attention by clock": Constant(0.35 * 989.4 / 66.9 * 256, SOURCED, f"{FA3}; {MMA}"),
-    "attention by clock, backward": Constant(
-        0.30 * 989.4 / 66.9 * 256, ASSUMED, f"below forward, as on an A100; {MMA}"
-    ),
-    "attention by cuDNN": Constant(0.55, SOURCED, f"{FA3}: cuDNN, forward"),
-    "attention by cuDNN, backward": Constant(0.495, ASSUMED, "a tenth less than forward"),
-    "efficient attention": Constant(
-        0.30, SOURCED, "xformers issue 712: A100, median of six rows of kernels.csv, 0.26 to 0.33"
-    ),
-    "efficient attention, backward": Constant(
-        0.24, SOURCED, "NVIDIA/cutlass pull 992: A100, median of nine rows of kernels.csv"
-    ),
-    "tf32 passes of fp32 attention": Constant(
-        3, SOURCED, "OpMultiplyAddFastF32 in PyTorch's mem_eff_attention"
-    ),
-    # the bus
-    "bus": Constant(
-        0.80, SOURCED, "pinned memory, four cards, 0.76 to 0.84: measurements/kernels.csv"
-    ),
-    "bus, bytes a second, 6": Constant(16e9, SOURCED, "PCI Express 3, 16 lanes, one way"),
-    "bus, bytes a second, 7": Constant(16e9, SOURCED, "PCI Express 3, 16 lanes, one way"),
-    "bus, bytes a second, 8": Constant(32e9, SOURCED, "PCI Express 4, 16 lanes, one way"),
-    "bus, bytes a second, 9": Constant(64e9, SOURCED, "PCI Express 5, 16 lanes, one way"),
-    "bus, bytes a second, 10": Constant(64e9, SOURCED, "PCI Express 5, 16 lanes, one way"),
-    "bus, bytes a second, 12": Constant(64e9, SOURCED, "PCI Express 5, 16 lanes, one way"),
-    # the host
-    "host": Constant(
+    )
+    most_lanes: float = _sourced("lanes", 128, GUIDE)
+    few_lanes: float = _sourced("lanes, 6.0 7.0 7.5 8.0", 64, GUIDE)
+
+    def stream(self, capability: tuple[int, int]) -> float:
+        """The share of the bandwidth that a plain copy reaches."""
+        if capability[0] == 10:
+            return self.blackwell_stream
+        own = {(7, 0): self.volta_stream, (8, 0): self.a100_stream, (9, 0): self.hopper_stream}
+        return own.get(capability, self.other_stream)
+
+    def lanes(self, capability: tuple[int, int]) -> float:
+        """How many numbers of fp32 a multiprocessor computes at a time."""
+        few = ((6, 0), (7, 0), (7, 5), (8, 0))
+        return self.few_lanes if capability in few else self.most_lanes
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Fused attention: shares of the peak rate, forward and backward.
+
+    FlashAttention-2 by clock: operations a clock of a multiprocessor, 35 and 30 % of an H100's
+    989.4 TFLOPS.
+    """
+
+    flash: float = _sourced("attention", 0.60, FA2)
+    flash_backward: float = _sourced("attention, backward", 0.50, FA2)
+    by_clock: float = _sourced("attention by clock", 0.35 * 989.4 / 66.9 * 256, f"{FA3}; {MMA}")
+    by_clock_backward: float = _assumed(
+        "attention by clock, backward",
+        0.30 * 989.4 / 66.9 * 256,
+        f"below forward, as on an A100; {MMA}",
+    )
+    cudnn: float = _sourced("attention by cuDNN", 0.55, f"{FA3}: cuDNN, forward")
+    cudnn_backward: float = _assumed(
+        "attention by cuDNN, backward", 0.495, "a tenth less than forward"
+    )
+    efficient: float = _sourced(
+        "efficient attention",
+        0.30,
+        "xformers issue 712: A100, median of six rows of kernels.csv, 0.26 to 0.33",
+    )
+    efficient_backward: float = _sourced(
+        "efficient attention, backward",
+        0.24,
+        "NVIDIA/cutlass pull 992: A100, median of nine rows of kernels.csv",
+    )
+    tf32_passes: float = _sourced(
+        "tf32 passes of fp32 attention", 3, "OpMultiplyAddFastF32 in PyTorch's mem_eff_attention"
+    )
+
+    def share(self, kernel: str, backward: bool) -> float:
+        """The share of the peak rate that a kernel ("flash", "cudnn" or "efficient") reaches."""
+        if backward:
+            shares = self.flash_backward, self.cudnn_backward, self.efficient_backward
+        else:
+            shares = self.flash, self.cudnn, self.efficient
+        return dict(zip(("flash", "cudnn", "efficient"), shares, strict=True))[kernel]
+
+    def clocked(self, backward: bool) -> float:
+        """Operations of FlashAttention-2 a clock of a multiprocessor, which limit it as well."""
+        return self.by_clock_backward if backward else self.by_clock
+
+
+@dataclass(frozen=True)
+class Bus:
+    """The way to the host's memory: bytes a second by generation, and the share reached."""
+
+    reached: float = _sourced(
+        "bus", 0.80, "pinned memory, four cards, 0.76 to 0.84: measurements/kernels.csv"
+    )
+    pascal: float = _sourced("bus, bytes a second, 6", 16e9, PCIE.format(3))
+    turing: float = _sourced("bus, bytes a second, 7", 16e9, PCIE.format(3))  # and Volta
+    ampere: float = _sourced("bus, bytes a second, 8", 32e9, PCIE.format(4))  # and Ada
+    hopper: float = _sourced("bus, bytes a second, 9", 64e9, PCIE.format(5))
+    blackwell: float = _sourced("bus, bytes a second, 10", 64e9, PCIE.format(5))
+    newest: float = _sourced("bus, bytes a second, 12", 64e9, PCIE.format(5))
+
+    def stated(self, capability: tuple[int, int]) -> float:
+        """Bytes a second, one way, by its standard; a card that is not known has the newest."""
+        by_major = {6: self.pascal, 7: self.turing, 8: self.ampere}
+        by_major |= {9: self.hopper, 10: self.blackwell}
+        return by_major.get(capability[0], self.newest)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What issuing costs: seconds of an operation, shares of them for others, waits."""
+
+    operation: float = _assumed(
+        "host",
         12e-6,
-        ASSUMED,
         "seconds of an operation in a forward pass that keeps a graph; machines on which a step "
         "told it lie from 6 to 25 us (column host of data/speeds.csv)",
-    ),
-    "host, no gradients": Constant(
-        0.60, ASSUMED, "one forward pass of book-b200, which also tells that machine's host"
-    ),
-    "host, backward": Constant(0.75, ASSUMED, "below forward, as C++ walks the graph"),
-    "host, update": Constant(
-        0.75, ASSUMED, "below forward; steps of t5-base, which also tell their machines' hosts"
-    ),
-    "host, bitsandbytes": Constant(
+    )
+    no_gradients: float = _assumed(
+        "host, no gradients",
+        0.60,
+        "one forward pass of book-b200, which also tells that machine's host",
+    )
+    backward: float = _assumed("host, backward", 0.75, "below forward, as C++ walks the graph")
+    update: float = _assumed(
+        "host, update",
+        0.75,
+        "below forward; steps of t5-base, which also tell their machines' hosts",
+    )
+    bitsandbytes: float = _calibrated(
+        "host, bitsandbytes",
         3.3,
-        CALIBRATED,
         "guide-2022, 8-bit Adam's call of a parameter, when 18 us were assumed of its host",
-    ),
-    "host, view": Constant(0.30, ASSUMED, "no kernel is launched"),
-    "host, tensor of a list": Constant(0.05, ASSUMED, "about 0.6 us of a list operation's tensor"),
-    "seconds of a wait": Constant(8e-6, ASSUMED, "from the end of a kernel to the host and back"),
-    "start of an idle card": Constant(0.5, ASSUMED, "of a wait: from the host to the card"),
-    # how far the card's and the host's times may be off
-    "card, fastest": Constant(0.75, CALIBRATED, FIRST_ROWS),
-    "card, slowest": Constant(1.6, CALIBRATED, FIRST_ROWS),
-    "host, fastest": Constant(0.4, CALIBRATED, FIRST_ROWS),
-    "host, slowest": Constant(2.1, CALIBRATED, FIRST_ROWS),
-}
-VALUES = {name: constant.value for name, constant in CONSTANTS.items()}
+    )
+    view: float = _assumed("host, view", 0.30, "no kernel is launched")
+    listed_tensor: float = _assumed(
+        "host, tensor of a list", 0.05, "about 0.6 us of a list operation's tensor"
+    )
+    wait: float = _assumed(
+        "seconds of a wait", 8e-6, "from the end of a kernel to the host and back"
+    )
+    idle_start: float = _assumed(
+        "start of an idle card", 0.5, "of a wait: from the host to the card"
+    )
+
+    def shares(self) -> dict[str, float]:
+        """By what the host pays for (`Operation.issued`), how much of an operation's seconds."""
+        launched_by_python = self.no_gradients  # nobody's measurement
+        return {
+            "forward": 1.0,  # one that keeps a graph is the measure
+            "no gradients": self.no_gradients,
+            "backward": self.backward,
+            "update": self.update,
+            "bitsandbytes": self.bitsandbytes,
+            "compiled": launched_by_python,
+        }
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """How far the card's and the host's times may be off, as factors."""
+
+    card_fastest: float = _calibrated("card, fastest", 0.75, FIRST_ROWS)
+    card_slowest: float = _calibrated("card, slowest", 1.6, FIRST_ROWS)
+    host_fastest: float = _calibrated("host, fastest", 0.4, FIRST_ROWS)
+    host_slowest: float = _calibrated("host, slowest", 2.1, FIRST_ROWS)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """All of them, by what they speak of."""
+
+    products: Products = Products()
+    traffic: Traffic = Traffic()
+    attention: Attention = Attention()
+    bus: Bus = Bus()
+    host: Host = Host()
+    ranges: Ranges = Ranges()
+
+    def with_value(self, name: str, value: float) -> Constants:
+        """The same, but for the one that tables call `name`."""
+        group, key = next(w for w in _places(self) if _told(self, *w).name == name)
+        return replace(self, **{group: replace(getattr(self, group), **{key: value})})
+
+
+def listed(constants: Constants) -> list[Constant]:
+    """Each of them, in the order in which they are written down."""
+    return [_told(constants, *where) for where in _places(constants)]
+
+
+def _places(constants: Constants) -> Iterator[tuple[str, str]]:
+    for group in fields(constants):
+        for one in fields(getattr(constants, group.name)):
+            yield group.name, one.name
+
+
+def _told(constants: Constants, group: str, key: str) -> Constant:
+    own = getattr(constants, group)
+    about = type(own).__dataclass_fields__[key].metadata
+    return Constant(about["name"], getattr(own, key), about["status"], about["source"])
+
+
+CONSTANTS = Constants()
 # A step that waits for its host takes as much longer as that is slower than this:
 # notebooks/measure_your_card.ipynb.
-HOST_SECONDS = VALUES["host"]
-CARD_RANGE = VALUES["card, fastest"], VALUES["card, slowest"]
-HOST_RANGE = VALUES["host, fastest"], VALUES["host, slowest"]
-
-
-class Passes(NamedTuple):
-    """The names of a kernel's constants, by the pass that it runs in."""
-
-    forward: str
-    backward: str
-
-    def name(self, back: bool) -> str:
-        return self.backward if back else self.forward
-
-
-# Which constant counts where. Kernels by the names of `operations`, cards by capability.
-ATTENTION = {
-    "flash": Passes("attention", "attention, backward"),
-    "cudnn": Passes("attention by cuDNN", "attention by cuDNN, backward"),
-    "efficient": Passes("efficient attention", "efficient attention, backward"),
-}
-FLASH_BY_CLOCK = Passes("attention by clock", "attention by clock, backward")
-STREAM = {
-    (7, 0): "stream, 7.0",
-    (8, 0): "stream, 8.0",
-    (9, 0): "stream, 9.0",
-    (10, 0): "stream, 10.0",
-    (10, 1): "stream, 10.0",
-    (10, 3): "stream, 10.0",
-}
-OTHER_STREAM = "stream"
-FEW_LANES = ((6, 0), (7, 0), (7, 5), (8, 0))
-WAVES_OVERLAP = (9, 10)  # major capabilities of Hopper and of the Blackwell of data centres
-BUSES = {  # by major capability
-    6: "bus, bytes a second, 6",
-    7: "bus, bytes a second, 7",
-    8: "bus, bytes a second, 8",
-    9: "bus, bytes a second, 9",
-    10: "bus, bytes a second, 10",
-    12: "bus, bytes a second, 12",
-}
-NEWEST_BUS = BUSES[12]
-BUS = {major: VALUES[name] for major, name in BUSES.items()}
-ISSUED = {  # by what the host pays for; a forward pass that keeps a graph is the measure
-    "no gradients": "host, no gradients",
-    "backward": "host, backward",
-    "update": "host, update",
-    "bitsandbytes": "host, bitsandbytes",
-    "compiled": "host, no gradients",  # a launch from Python; nobody's measurement
-}
+HOST_SECONDS = CONSTANTS.host.operation

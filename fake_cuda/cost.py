@@ -19,25 +19,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .card import Card
-from .constants import (
-    ASSUMED,
-    BUS,
-    CALIBRATED,
-    CARD_RANGE,
-    CONSTANTS,
-    FIRST_ROWS,
-    HOST_RANGE,
-    HOST_SECONDS,
-    ISSUED,
-    SOURCED,
-    VALUES,
-    Constant,
-)
+from .constants import CONSTANTS, HOST_SECONDS, Constants, Host
 from .kernels import TILES, Kernels, Missing
 from .operations import Operation
 
-__all__ = ["ASSUMED", "BUS", "CALIBRATED", "CARD_RANGE", "CONSTANTS", "FIRST_ROWS", "HOST_RANGE"]
-__all__ += ["HOST_SECONDS", "KINDS", "SOURCED", "TILES", "VALUES", "Card", "Constant", "Estimate"]
+__all__ = ["CONSTANTS", "HOST_SECONDS", "KINDS", "TILES", "Card", "Constants", "Estimate"]
 __all__ += ["Kernels", "Missing", "Time", "step_time"]
 KINDS = ("host", "matrix products", "attention", "memory traffic", "copies")
 FUSED_AS_THEY_ARE = ("matrix products", "attention", "copies")  # which no compiler makes less of
@@ -113,12 +99,12 @@ class Row(NamedTuple):
     issue: float  # seconds of the host
 
 
-def _run(rows: list[Row], card: float, host: float) -> tuple[dict, list[float]]:
+def _run(rows: list[Row], known: Host, card: float, host: float) -> tuple[dict, list[float]]:
     """Seconds by (phase, kind) of a step among others like it, and when the card has done each row
     of it; both factors stretch a side."""
     now = queue = 0.0  # the host's clock; when the card will have done what it was given
-    latency = VALUES["seconds of a wait"]
-    start_up = latency * VALUES["start of an idle card"]
+    latency = known.wait
+    start_up = latency * known.idle_start
     spent: dict[tuple[str, str], float] = {}
     ends: list[float] = []
     for _ in range(2):  # the host runs ahead into the next step: the second one counts
@@ -151,9 +137,17 @@ class _Step:
     `ideal` is the seconds of all products at the data sheet's rates, without recomputation.
     """
 
-    def __init__(self, operations: list[Operation], phases: list[str], card: Card, host: float):
+    def __init__(
+        self,
+        operations: list[Operation],
+        phases: list[str],
+        card: Card,
+        host: float,
+        constants: Constants,
+    ):
         self.operations, self.phases = operations, phases
-        self.kernels, self.known = Kernels(card), {}
+        self.host, self.shares = constants.host, constants.host.shares()
+        self.kernels, self.known = Kernels(card, constants), {}
         self.rows, self.ideal = [], 0.0
         for op in operations:
             self.rows.append(self.row(op, host))
@@ -161,21 +155,25 @@ class _Step:
                 self.ideal += op.flops / min(self.kernels.rate(kind) for kind in op.types())
 
     def row(self, op: Operation, host: float) -> Row:
-        issue = host * (VALUES[ISSUED[op.issued]] if op.issued in ISSUED else 1.0)
+        issue = host * self.shares[op.issued]
         if op.kind in ("view", "wait"):
-            issue *= VALUES["host, view"]
+            issue *= self.host.view
             kind = "wait" if op.kind == "wait" else ""
             return Row(self.phases[op.phase], kind, 0.0, issue)
         key = op.kind, op.work, op.moved, op.tensors
         if key not in self.known:
             self.known[key] = self.kernels.seconds(op)
-        issue += host * op.tensors * VALUES["host, tensor of a list"]
+        issue += host * op.tensors * self.host.listed_tensor
         return Row(self.phases[op.phase], *self.known[key], issue)
 
     def spent(self, again: dict[str, float], card: float, host: float) -> dict:
         """Seconds by (phase, kind), with phases done `again` so many times."""
-        spent, _ = _run(self.rows, card, host)
+        spent, _ = _run(self.rows, self.host, card, host)
         return {key: n * again.get(key[0], 1) for key, n in spent.items()}
+
+    def ends(self) -> list[float]:
+        """When the card is done with each operation, in seconds from the step's begin."""
+        return _run(self.rows, self.host, 1, 1)[1]
 
     def fused(self, again: dict[str, float]) -> float:
         return sum(
@@ -212,6 +210,7 @@ def step_time(
     *,
     host: float = HOST_SECONDS,
     repeat: float = 1,
+    constants: Constants = CONSTANTS,
 ) -> Time:
     """The time of a step of these operations, whose `phase` counts in `phases`.
 
@@ -222,10 +221,11 @@ def step_time(
         host: the host's seconds for one operation.
         repeat: how many times the forward and backward passes are done, where few micro-batches
             stand for many.
+        constants: the numbers behind the time.
     """
     again = {"forward": repeat, "backward": repeat}
     try:
-        step = _Step(operations, phases, card, host)
+        step = _Step(operations, phases, card, host, constants)
     except Missing as missing:
         note = f"No time is predicted: the {missing} of {card.name} is not known."
         return Time(flops=sum(op.flops for op in operations), note=note)
@@ -235,12 +235,13 @@ def step_time(
 
     spent = step.spent(again, 1, 1)
     by_phase, shares = _shares(spent)
+    ranges = constants.ranges
     times = [op.flops * again.get(phases[op.phase], 1) for op in operations]
     launches, moved = step.counts(again)
     return Time(
         step_seconds=sum(spent.values()),
-        low=total(CARD_RANGE[0], HOST_RANGE[0]),
-        high=total(CARD_RANGE[1], HOST_RANGE[1]),
+        low=total(ranges.card_fastest, ranges.host_fastest),
+        high=total(ranges.card_slowest, ranges.host_slowest),
         limited_by="host" if total(1, 1.1) > total(1.1, 1) else max(KINDS[1:], key=shares.get),
         shares=shares,
         phases=by_phase,
@@ -250,5 +251,5 @@ def step_time(
         fused_seconds=step.fused(again),
         launches=launches,
         moved=moved,
-        ends=_run(step.rows, 1, 1)[1],
+        ends=step.ends(),
     )

@@ -3,17 +3,7 @@
 import math
 
 from .card import Card
-from .constants import (
-    ATTENTION,
-    BUSES,
-    FEW_LANES,
-    FLASH_BY_CLOCK,
-    NEWEST_BUS,
-    OTHER_STREAM,
-    STREAM,
-    VALUES,
-    WAVES_OVERLAP,
-)
+from .constants import CONSTANTS, Constants
 from .operations import Operation
 from .products import Attention, Product
 
@@ -28,22 +18,20 @@ class Missing(ValueError):
 class Kernels:
     """Seconds of kernels on a card. Raises `Missing` where it lacks what they are computed from."""
 
-    def __init__(self, card: Card):
-        self.card = card
+    def __init__(self, card: Card, constants: Constants = CONSTANTS):
+        self.card, self.constants, traffic = card, constants, constants.traffic
         for what, value in (("number of multiprocessors", card.sms), ("bandwidth", card.bandwidth)):
             if not value:
                 raise Missing(what)
-        few = card.capability in FEW_LANES
-        self.lanes = VALUES["lanes, 6.0 7.0 7.5 8.0" if few else "lanes"]
+        self.lanes = traffic.lanes(card.capability)
         # Each lane of a multiprocessor does two operations a clock: so many clocks a second.
         self.clocks = self.rate("fp32") / (2 * self.lanes) if card.rates.get("fp32") else math.inf
-        share = VALUES[STREAM.get(card.capability, OTHER_STREAM)]
-        stream = card.stream or share * card.bandwidth
+        stream = card.stream or traffic.stream(card.capability) * card.bandwidth
         # Loads of single values are as many as multiprocessors can issue, whatever the bandwidth.
         self.rates = {
             "stream": stream,
-            "norms": VALUES["norms"] * card.bandwidth,
-            "scatter": min(stream, VALUES["scatter"] * self.clocks),
+            "norms": traffic.norms * card.bandwidth,
+            "scatter": min(stream, traffic.scatter * self.clocks),
         }
 
     def type(self, kind: str) -> str:
@@ -60,7 +48,7 @@ class Kernels:
         """Peak operations a second of a type of product: data sheet, without sparsity."""
         rates, kind = self.card.rates, self.type(kind)
         if kind == "int8":
-            return VALUES["int8 products"] * self.rate("fp16")
+            return self.constants.products.int8 * self.rate("fp16")
         if not rates.get(kind):
             raise Missing(f"rate of {kind} products")
         return rates[kind]
@@ -73,17 +61,17 @@ class Kernels:
         """
         if 1 in (m, n):  # a matrix times a vector: each value is read once
             return 0.0
+        known = self.constants.products
         rate, tensor_cores = self.reached(kind), self.tensor_cores(kind)
-        rate *= 1 if aligned or not tensor_cores else VALUES["unaligned products"]
-        overlap = self.card.capability[0] in WAVES_OVERLAP and tensor_cores
-        pause = VALUES["seconds of a wave, 9.0" if overlap else "seconds of a wave"]
+        rate *= 1 if aligned or not tensor_cores else known.unaligned
+        pause = known.pause(self.card.capability, tensor_cores)
         best = math.inf
         for high, wide in TILES:
             tiles = batch * math.ceil(m / high) * math.ceil(n / wide)
             wave = 2 * high * wide * k * self.card.sms / rate
             split = 1
-            while split <= VALUES["most splits of a product"]:
-                if split > 1 and k / split < VALUES["least depth of a split"]:
+            while split <= known.most_splits:
+                if split > 1 and k / split < known.least_depth:
                     break
                 best = min(best, math.ceil(tiles * split / self.card.sms) * (wave / split + pause))
                 split *= 2
@@ -96,26 +84,26 @@ class Kernels:
         """
         rates, peak = self.card.rates, self.rate(kind)
         if kind == "int8":
-            return VALUES["int8 products"] * self.reached("fp16")
+            return self.constants.products.int8 * self.reached("fp16")
         kind = self.type(kind)
         like = kind if rates.get(f"{kind}_reached") or kind not in ("bf16", "tf32") else "fp16"
         measured = rates.get(f"{like}_reached")
-        return peak * (measured / rates[like] if measured else VALUES["products"])
+        return peak * (measured / rates[like] if measured else self.constants.products.reached)
 
     def attention(self, work: Attention) -> float:
         """Seconds of a fused attention's operations."""
-        peak = self.rate(work.type)
+        known, peak = self.constants.attention, self.rate(work.type)
         if work.type == "fp32" and self.card.rates.get("tf32"):
-            peak = self.rate("tf32") / VALUES["tf32 passes of fp32 attention"]
-        rate = peak * VALUES[ATTENTION[work.kernel].name(work.backward)]
+            peak = self.rate("tf32") / known.tf32_passes
+        rate = peak * known.share(work.kernel, work.backward)
         if work.kernel == "flash":  # with Ampere's instructions: on later cards it goes by clocks
-            rate = min(rate, VALUES[FLASH_BY_CLOCK.name(work.backward)] * self.clocks)
+            rate = min(rate, known.clocked(work.backward) * self.clocks)
         return work.flops / rate
 
     def bus(self, moved: int) -> float:
         """Seconds of bytes that go to the host's memory or come from there."""
-        name = BUSES.get(self.card.capability[0], NEWEST_BUS)
-        return moved / VALUES[name] / VALUES["bus"]
+        bus = self.constants.bus
+        return moved / bus.stated(self.card.capability) / bus.reached
 
     def turned(self, products: tuple[Product, ...]) -> int:
         """Bytes that change places: cuDNN puts channels last for Tensor Cores, and back (NVIDIA,
@@ -133,6 +121,7 @@ class Kernels:
             turned, kernels = self.turned(op.work), len(op.work)
         elif op.kind == "attention":
             kind, needed = "attention", self.attention(op.work)
-        kernels = max(1, op.tensors // VALUES["tensors of a list kernel"], kernels)
+        traffic = self.constants.traffic
+        kernels = max(1, op.tensors // traffic.listed_tensors, kernels)
         needed = max(bytes_only, needed) + turned / self.rates["stream"]
-        return kind, needed + kernels * VALUES["seconds of a kernel"]
+        return kind, needed + kernels * traffic.kernel

@@ -13,6 +13,8 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,
 )
 
+from .refusals import OUTSIDE, NotSimulated
+
 _PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout}
 _PLAIN.add(torch.memory_format)
 
@@ -23,6 +25,13 @@ class OneMode(FakeTensorMode):
     def __deepcopy__(self, memo: dict) -> "OneMode":
         """A copied tensor belongs to the same simulation, not to a copy of it (peft, averages)."""
         return self
+
+    def validate_and_convert_non_fake_tensors(self, *args, **kwargs):
+        """Torch's check, whose error says that a tensor is not of this simulation."""
+        try:
+            return super().validate_and_convert_non_fake_tensors(*args, **kwargs)
+        except AssertionError as error:
+            raise NotSimulated.uses(OUTSIDE) from error
 
     def _cache_key(self, state, func, args, kwargs):
         """Torch's key without what follows from the rest; torch's own for uncommon arguments."""

@@ -1,17 +1,25 @@
 """What cannot be simulated, and why, in words.
 
-Where we find it ourselves we raise `NotSimulated`. `MESSAGES` is for what only torch can find: it
-recognises torch's own errors by their text, and has to follow it. A test provokes each.
+Where we find it ourselves we raise `NotSimulated`, in the place of torch's own error where a
+function of torch's finds it. `MESSAGES` is for what torch's C++ says, which has no type of its own:
+it is recognised by its text, and has to follow it. A test provokes each.
 """
 
 
 class NotSimulated(ValueError):
-    """A run that cannot be simulated. Its text is one sentence: what the run does, what to do."""
+    """A run that cannot be simulated. Its text is one sentence: what the run does, what to do.
+
+    `what` is what it uses that a simulation has not, where it is that.
+    """
+
+    what = ""
 
     @classmethod
     def uses(cls, what: str) -> "NotSimulated":
         """The run uses something that a simulation has not."""
-        return cls(USES.format(what))
+        refused = cls(USES.format(what))
+        refused.what = what
+        return refused
 
 
 USES = "the run uses {}"
@@ -31,19 +39,19 @@ NO_TRITON = (
     "Triton kernels, and {} is not installed here: on Linux, python -m pip install "
     "-c constraints.txt -e '.[liger]' does it"
 )
-MESSAGES = {  # a part of what torch says: what the run uses
-    "convert all Tensors to FakeTensors": OUTSIDE,
-    "linked with support for cuda": GPU,  # a build for the CPU, asked for a tensor on CUDA
-    "Torch not compiled with CUDA": GPU,  # the same, asked to move one
-    "Found no NVIDIA driver": GPU,  # a build for CUDA, where there is none
-    "FlexAttention does not": FLEX,
-}
-# Of an error that has come a long way only the text is left: our own sentences, too.
-MISTAKES = MESSAGES | {USES.format(what): what for what in (GPU,)}
+# A part of what torch says where the run uses a GPU: RuntimeErrors of its C++, and torch.cuda's
+# AssertionError, which stays what it is, for libraries catch it that look whether there is a card.
+MESSAGES = (
+    "linked with support for cuda",  # a build for the CPU, asked for a tensor on CUDA
+    "Torch not compiled with CUDA",  # the same, asked to move one
+    "Found no NVIDIA driver",  # a build for CUDA, where there is none
+    USES.format(GPU),  # of an error that has come through another process only our text is left
+)
 
 
-def understood(error: BaseException) -> NotSimulated | None:
-    """What an error of torch's means; None where it is not one of those."""
+def what_it_uses(error: BaseException) -> str:
+    """What an error says that a run uses and a simulation has not; "" where it is none of those."""
+    if isinstance(error, NotSimulated):
+        return error.what
     text = str(error)
-    what = next((what for words, what in MESSAGES.items() if words in text), None)
-    return what and NotSimulated.uses(what)
+    return GPU if any(words in text for words in MESSAGES) else ""

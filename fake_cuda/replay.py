@@ -12,27 +12,46 @@ from .allocator import Allocator
 from .trace import CATEGORIES, EMPTY_CACHE, HOST
 
 
+class Entry(NamedTuple):
+    """A tensor is born or dies, or the cache is emptied.
+
+    `tensor` is its number, `size` its bytes, below 0 where it dies. (-1, 0): the cache is emptied.
+    """
+
+    tensor: int
+    size: int
+
+
+class PhaseStart(NamedTuple):
+    """Where a phase starts: before that row of the timeline (which counts births and deaths).
+
+    `name` is "forward", "backward" or "optimizer step".
+    """
+
+    row: int
+    name: str
+
+
 @dataclass
 class Simulation:
     """What a run needs. All sizes in bytes.
 
-    `peak_allocated` is all tensors at the worst moment, `by_category` splits that moment, and
-    `peak_by_category` holds each category's own maximum. `peak_reserved` is what the caching
-    allocator takes for them; None for a CPU, which has none. `time` is the last step's, where a
-    card was given, and `seconds` goes with the rows of the timeline. `convolves` says whether a
-    convolution was run.
+    `log` has each birth and death of a tensor in the whole run, in bytes, and `phases` where each
+    part of the last step starts. `timeline` is that step's: bytes [events, categories] after each
+    of its births and deaths. `peak_allocated` is all tensors at the worst moment, `by_category`
+    splits that moment, and `peak_by_category` holds each category's own maximum. `peak_reserved` is
+    what the caching allocator takes for them; None for a CPU, which has none. `time` is the last
+    step's, where a card was given, and `seconds` goes with the rows of the timeline. `convolves`
+    says whether a convolution was run.
     """
 
     peak_allocated: int
     by_category: dict[str, int]
     peak_by_category: dict[str, int]
     peak_reserved: int | None = None
-    # Each tensor's birth (number, bytes) and death (number, -bytes); (-1, 0): the cache is emptied.
-    log: list[tuple[int, int]] = field(default_factory=list, repr=False)
-    # The last step, to its end: bytes [events, categories] after each birth or death of a tensor,
-    # and where each phase starts: (event, "forward" | "backward" | "optimizer step").
+    log: list[Entry] = field(default_factory=list, repr=False)
     timeline: np.ndarray | None = field(default=None, repr=False)
-    phases: list[tuple[int, str]] = field(default_factory=list, repr=False)
+    phases: list[PhaseStart] = field(default_factory=list, repr=False)
     time: cost.Time | None = None
     convolves: bool = False
     seconds: np.ndarray | None = field(default=None, repr=False)  # when the card is there
@@ -74,8 +93,8 @@ class Events(NamedTuple):
 class Log(NamedTuple):
     """The births and deaths that count."""
 
-    entries: list[tuple[int, int]]  # as `Simulation.log`
-    phases: list[tuple[int, str]]  # where each begins: a row of the timeline
+    entries: list[Entry]
+    phases: list[PhaseStart]  # their rows count from the run's begin
     rows: list[int]  # of each event: how many entries precede it
 
 
@@ -94,13 +113,13 @@ def _log(seen: Events) -> Log:
     for at, event in enumerate(events):
         rows.append(len(entries))
         if event == EMPTY_CACHE:
-            entries.append((-1, 0))
+            entries.append(Entry(-1, 0))
         elif isinstance(event, str):
-            phases.append((len(entries) + 1, event))
+            phases.append(PhaseStart(len(entries) + 1, event))
         else:
             i, sign = (event, 1) if event >= 0 else (~event, -1)
             if seen.sizes[i] and seen.kinds[i] != HOST and (at >= start or i not in dead):
-                entries.append((i, sign * seen.sizes[i]))
+                entries.append(Entry(i, sign * seen.sizes[i]))
     return Log(entries, phases, rows)
 
 
@@ -132,8 +151,8 @@ def replay(seen: Events, cuda: bool) -> tuple[Simulation, np.ndarray]:
     phases = log.phases
     ends = step_ends([name for _, name in phases])
     first, last = (ends[-2] + 1, ends[-1]) if len(ends) > 1 else (0, len(phases) - 1)
-    begin = min(phases[first][0], len(log.entries)) if phases else 0
-    stop = phases[last + 1][0] if last + 1 < len(phases) else None  # an evaluation may follow
+    begin = min(phases[first].row, len(log.entries)) if phases else 0
+    stop = phases[last + 1].row if last + 1 < len(phases) else None  # an evaluation may follow
     simulation = Simulation(
         peak_allocated=int(now[top].sum()),
         by_category=dict(zip(CATEGORIES, now[top].tolist(), strict=True)),
@@ -141,6 +160,10 @@ def replay(seen: Events, cuda: bool) -> tuple[Simulation, np.ndarray]:
         peak_reserved=reserved if cuda else None,
         log=log.entries,
         timeline=now[begin:stop].copy(),
-        phases=[(at - begin, name) for at, name in phases[first:last] if name != "between steps"],
+        phases=[
+            PhaseStart(at - begin, name)
+            for at, name in phases[first:last]
+            if name != "between steps"
+        ],
     )
     return simulation, np.array([*log.rows, len(log.entries)]) - begin

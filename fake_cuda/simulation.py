@@ -4,7 +4,7 @@ import dataclasses
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -15,8 +15,9 @@ from .choices import cuda_choices, fake_modules
 from .compiled import Compiler, compiled
 from .here import Here
 from .mode import OneMode
-from .refusals import NO_TRITON, NO_VALUES, NotSimulated, understood
+from .refusals import NO_TRITON, NO_VALUES, NotSimulated, what_it_uses
 from .replay import Events, Simulation, replay, step_ends
+from .scripts import Script
 from .state import undisturbed
 from .trace import Trace
 from .versions import Versions, chosen
@@ -32,6 +33,8 @@ def simulate(
     card: Card | tuple[int, int] | None = (8, 0),
     *,
     versions: Versions | None = None,
+    inside: Callable[[Trace], AbstractContextManager] | None = None,
+    compiler: Callable[[Trace], Compiler] = Compiler,
     **speed: float,
 ) -> Simulation:
     """Simulate `run`, a function that builds its model on the CPU and takes two optimizer steps.
@@ -42,11 +45,14 @@ def simulate(
     whole process's: a thread that draws some meanwhile does not draw what it would have drawn.
 
     Args:
-        run: it is called once, without arguments; what it returns lives to the end of the log.
+        run: it is called once, without arguments; what it returns lives to the end of the log. A
+            `Script` is simulated in a process of its own.
         card: with its rates the time of a step is predicted as well. A compute capability alone
             stands for a card of which no more is known, None for a CPU.
         versions: of libraries, by whose rules is simulated; those of `rules_of` or the installed
             ones if not told.
+        inside: what a script's process puts around its run, in all of its threads.
+        compiler: who compiles there.
         speed: keywords of `cost.step_time`: `host` and `repeat`.
 
     Returns:
@@ -68,15 +74,13 @@ def simulate(
     (4000256, 44040192)
     """
     versions = versions or chosen()
-    if hasattr(run, "simulated"):  # a script, which runs in a process of its own
+    if isinstance(run, Script):
         return run.simulated(card=card, versions=versions, **speed)
     known = card if isinstance(card, Card) else card and Card.like(card)
-    inside = getattr(run, "inside", None)  # of a script, in that process
     trace = Trace(known or None, versions, Here(everywhere=inside is not None))
-    compiler = run.compiler(trace) if inside else Compiler(trace)
     if inside:  # one that cannot be ended asks for its answer from within
         run.found = lambda: _found(trace, card, *_seen(trace), True, speed)
-    with _LOCK, _in_words(trace), _fake(trace, compiler, inside):
+    with _LOCK, _in_words(trace), _fake(trace, compiler(trace), inside):
         kept = run()
         seen, phases = _seen(trace)  # what dies after this line is not part of the run
     found = _found(trace, card, seen, phases, inside is not None, speed)
@@ -134,8 +138,8 @@ def _in_words(trace: Trace) -> Iterator[None]:
             raise
         raise NotSimulated.uses(NO_TRITON.format(error.name)) from error
     except (AssertionError, RuntimeError, IndexError, ArithmeticError) as error:
-        if refused := understood(error):
-            raise refused from error
+        if what := what_it_uses(error):
+            raise NotSimulated.uses(what) from error
         if not trace.guessed:
             raise
         raise NotSimulated(f"{NO_VALUES} (with a guess in its place: {error})") from error

@@ -4,6 +4,7 @@ The same `Trainer` runs on fake tensors, which have a shape and a type but no da
 `fake_cuda` logs them and replays the log through a model of CUDA's allocator.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -165,8 +166,10 @@ def predict(
     if tf32 is None:  # which compiling switches on (TrainingArguments.__post_init__)
         tf32 = bool(settings.get("torch_compile")) and card is not None
     known = card and Card.of(card.name, card.capability, card.facts, bool(tf32))
+    if isinstance(workload, Script):
+        known = _with_memory(known, card)
     found = simulate(run, known, host=host, repeat=times / min(2, times))
-    notes = asked.note, renamed, getattr(workload, "note", ""), found.time and found.time.note
+    notes = asked.note, renamed, _note_of(workload), found.time and found.time.note
     notes += (not card and found.convolves and CONVOLUTIONS,)
     return Prediction(
         name=name or asked.workload,
@@ -209,13 +212,21 @@ def _training(
 
 
 def _own_function(run: Callable, card: GPU | None) -> _Asked:
-    """A function or a script as it is; a script must know the card it asks about."""
-    if isinstance(run, Script):
-        if card is None:
-            raise ValueError("a script is predicted for a card: name one, such as gpu='T4'")
-        run.card, run.memory = card.name, card.memory
-        run.context = CONTEXT if card.context is None else card.context
+    """A function or a script as it is."""
+    if isinstance(run, Script) and card is None:
+        raise ValueError("a script is predicted for a card: name one, such as gpu='T4'")
     return _Asked(run, getattr(run, "__name__", "function"))
+
+
+def _note_of(run: Workload | Callable) -> str:
+    """What is said of a workload, or of how a script ran."""
+    return run.note if isinstance(run, Workload | Script) else ""
+
+
+def _with_memory(known: Card, card: GPU) -> Card:
+    """As a script has to know it, which may ask how much memory there is, and run out of it."""
+    context = CONTEXT if card.context is None else card.context
+    return dataclasses.replace(known, memory=card.memory, context=context)
 
 
 def _fp16_as_bf16(model: torch.nn.Module) -> torch.nn.Module:

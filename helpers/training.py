@@ -21,7 +21,8 @@ from .workloads import OFFLINE, Workload
 
 WARM_UP = 2  # steps that are not timed: the first ones set up kernels and optimizer states
 STEPS = 12
-# The CPU's allocator, the driver, cuBLAS and cuDNN say so without an OutOfMemoryError.
+# The CPU's allocator, cuBLAS and cuDNN say so in a RuntimeError, the driver in an AcceleratorError:
+# neither has a type of its own, so the text tells.
 FULL = ("allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
 
 

@@ -1,6 +1,7 @@
 """What torch.cuda says of a card that is not there: to a script as on a pretended card."""
 
 import textwrap
+from dataclasses import replace
 
 import pytest
 import torch
@@ -86,9 +87,8 @@ def test_the_pretended_card_answers():
 
 def test_the_card_of_a_script_answers_the_same(tmp_path):
     (tmp_path / "train.py").write_text(textwrap.dedent(ASKED) + textwrap.dedent(TRAINED))
-    script = Script(str(tmp_path / "train.py"), memory=15 * 2**30, seconds=60)
-    script.card = "Tesla T4"
-    simulate(script, card=T4)
+    script = Script(str(tmp_path / "train.py"), seconds=60)
+    simulate(script, card=replace(T4, memory=15 * 2**30))
     assert script.updates == 2 and "ran out of memory once" in script.note
 
 

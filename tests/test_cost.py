@@ -3,7 +3,7 @@
 import ast
 import inspect
 import math
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from unittest import mock
 
 import pandas as pd
@@ -17,8 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from evidence import compare, record, schemas
 from evidence import steps as record_speeds
 from evidence.schemas import checking
-from fake_cuda import cost, kernels, simulate
+from fake_cuda import constants, cost, kernels, simulate
 from fake_cuda.card import Card
+from fake_cuda.constants import CONSTANTS, listed
 from fake_cuda.operations import Operation
 from fake_cuda.products import Attention, Product
 from helpers import gpu
@@ -49,7 +50,7 @@ def stepping(loss, width=64, optimizer=torch.optim.SGD, dtype=torch.float32):
 
 def test_a_product_by_hand():
     kernels, n, k = cost.Kernels(A100), 4096, 256
-    pause, reached = cost.VALUES["seconds of a wave"], cost.VALUES["products"]
+    pause, reached = CONSTANTS.products.wave, CONSTANTS.products.reached
     # 512 tiles of 256 x 128 on 108 multiprocessors: five waves, each a tile of all the inner side.
     tile = 2 * 256 * 128 * k / (reached * 312e12 / 108)
     by_hand = 5 * (tile + pause)
@@ -78,7 +79,7 @@ def test_what_was_measured_on_a_card_counts():
     # No product of tf32 was measured: its share of the peak is that of fp16.
     assert kernels.reached("tf32") == pytest.approx(156e12 * 248 / 312)
     assert cost.Kernels(replace(card, tf32=True)).reached("fp32") == kernels.reached("tf32")
-    assert cost.Kernels(A100).reached("fp32") == cost.VALUES["products"] * 19.5e12
+    assert cost.Kernels(A100).reached("fp32") == CONSTANTS.products.reached * 19.5e12
     facts = {"sms": 78, "bandwidth_gb_s": 4000, "fp16_reached_tflops": 142.0}
     known = Card.of("H20", (9, 0), facts | {"bandwidth_reached_gb_s": 3500})
     assert known.rates == {"fp16_reached": 142e12} and known.stream == 3500e9
@@ -105,10 +106,12 @@ def test_a_vector_and_whole_rows_are_only_read():
 
 def test_copies_take_a_share_of_the_bandwidth_by_generation():
     moved = {"moved": 10**9}
-    for capability, share in (((8, 0), "stream, 8.0"), ((9, 0), "stream, 8.0"), ((7, 5), "stream")):
+    known = CONSTANTS.traffic
+    a100, other = known.a100_stream, known.other_stream
+    for capability, share in (((8, 0), a100), ((9, 0), a100), ((7, 5), other)):
         card = replace(A100, capability=capability)
         seconds = cost.Kernels(card).seconds(rows("stream", **moved)[0])[1]
-        by_hand = 1e9 / (cost.VALUES[share] * card.bandwidth) + cost.VALUES["seconds of a kernel"]
+        by_hand = 1e9 / (share * card.bandwidth) + known.kernel
         assert seconds == pytest.approx(by_hand)
 
 
@@ -170,7 +173,7 @@ def test_a_filter_for_each_channel_has_no_tiles():
 
     found = time_of(run)
     moved = 2 * 2 * 64 * 64 * 56 * 56
-    by_hand = moved / (0.87 * 1.555e12) + cost.VALUES["seconds of a kernel"]
+    by_hand = moved / (0.87 * 1.555e12) + CONSTANTS.traffic.kernel
     assert found.shares["matrix products"] * found.step_seconds == pytest.approx(by_hand, rel=0.01)
 
 
@@ -248,8 +251,9 @@ def test_the_slower_of_host_and_card_sets_the_pace():
     large = timed(rows(*["stream"] * 100, moved=10**9), host=1e-5)
     assert large.step_seconds == pytest.approx(0.1 / 0.87 / 1.555, rel=0.01)
     assert large.shares["host"] < 0.01 and large.limited_by == "memory traffic"
+    ranges = CONSTANTS.ranges
     assert (large.low, large.high) == pytest.approx(
-        [n * large.step_seconds for n in cost.CARD_RANGE]
+        [n * large.step_seconds for n in (ranges.card_fastest, ranges.card_slowest)]
     )
 
 
@@ -672,20 +676,20 @@ def test_kernels_that_others_timed_alone():
 
 def test_half_of_each_constant_is_seen():
     table = pd.read_csv(record_speeds.HALVED).set_index("constant")
-    assert set(table.index) == {"as it is", *cost.CONSTANTS}
+    assert list(table.index) == ["as it is", *(constant.name for constant in listed(CONSTANTS))]
     same = table["seconds in all"] == table.loc["as it is", "seconds in all"]
     # No recorded step copies over the bus, has products of 8 bits or attention by cuDNN that goes
     # back, or is split so fine; ranges move no prediction. Unit tests see those.
     unseen = {"as it is", "int8 products", "least depth of a split", "attention by cuDNN, backward"}
-    unseen |= {name for name in cost.CONSTANTS if name.startswith("bus")}
+    unseen |= {name for name in table.index if name.startswith("bus")}
     unseen |= {f"{side}, {end}" for side in ("card", "host") for end in ("fastest", "slowest")}
     assert set(table.index[same]) == unseen
-    assert all(constant.source for constant in cost.CONSTANTS.values())
+    assert all(constant.source for constant in listed(CONSTANTS))
 
 
 def test_each_constant_has_a_status_and_none_stands_outside_of_the_table():
-    statuses = {cost.SOURCED, cost.CALIBRATED, cost.ASSUMED}
-    assert {constant.status for constant in cost.CONSTANTS.values()} == statuses
+    statuses = {constants.SOURCED, constants.CALIBRATED, constants.ASSUMED}
+    assert {constant.status for constant in listed(CONSTANTS)} == statuses
     # Below the table: nothing, one, two, and the share by which a slower pace is tried.
     trees = [ast.parse(inspect.getsource(module)) for module in (cost, kernels)]
     nodes = (n for tree in trees for n in tree.body)
@@ -705,13 +709,15 @@ def test_efficient_attention_has_the_median_of_its_rows():
     flops = rows["batch"] * rows["rows"] * rows["columns"] * rows["inner"] * back.map(products)
     share = (flops / rows["seconds"] / peak).groupby(rows["kernel"]).median()
     for name, found in share.items():
-        assert cost.VALUES[name] == pytest.approx(found, abs=0.006), name
+        assert {constant.name: constant.value for constant in listed(CONSTANTS)}[
+            name
+        ] == pytest.approx(found, abs=0.006), name
 
 
 def test_constants_are_those_that_were_recorded():
     table = pd.read_csv(record_speeds.HALVED).set_index("constant").drop("as it is")
     recorded = {name: (row.value, row.status, row.source) for name, row in table.iterrows()}
-    now = {name: tuple(constant) for name, constant in cost.CONSTANTS.items()}
+    now = {constant.name: tuple(constant[1:]) for constant in listed(CONSTANTS)}
     assert recorded == now, "a constant changed: make evidence"
 
 
@@ -733,6 +739,19 @@ def test_a_host_is_found_by_a_step_that_waits_for_it():
 
 
 def test_halving_is_not_in_vain():
-    with mock.patch.dict(cost.VALUES, {"stream, 8.0": cost.VALUES["stream, 8.0"] / 2}):
-        slow = timed(rows("stream", moved=10**9)).step_seconds
-    assert math.isclose(slow / timed(rows("stream", moved=10**9)).step_seconds, 2, rel_tol=0.01)
+    half = CONSTANTS.with_value("stream, 8.0", CONSTANTS.traffic.a100_stream / 2)
+    assert half.traffic.a100_stream == CONSTANTS.traffic.a100_stream / 2
+    copy = rows("stream", moved=10**9)
+    slow, fast = timed(copy, constants=half).step_seconds, timed(copy).step_seconds
+    assert math.isclose(slow / fast, 2, rel_tol=0.01)
+
+
+def test_names_of_constants_are_given_once():
+    names = [constant.name for constant in listed(CONSTANTS)]
+    assert len(set(names)) == len(names)
+    changed = listed(CONSTANTS.with_value("scatter", 1.0))
+    assert [
+        (a.name, b.value) for a, b in zip(listed(CONSTANTS), changed, strict=True) if a != b
+    ] == [("scatter", 1.0)]
+    with pytest.raises(FrozenInstanceError):
+        CONSTANTS.traffic.scatter = 1.0

@@ -705,6 +705,17 @@ def test_what_versions_decide():
         Versions("new")
 
 
+def test_log_and_phases_name_what_they_tell():
+    found = simulate(loop)
+    born, *_ = found.log
+    assert born.tensor == 0 and born.size > 0 and sum(entry.size for entry in found.log) >= 0
+    dead = {entry.tensor for entry in found.log if entry.size < 0}
+    assert dead < {entry.tensor for entry in found.log if entry.size > 0}
+    starts = [start.row for start in found.phases]
+    assert found.phases[0].name == "forward" and starts == sorted(starts)
+    assert starts[-1] < len(found.timeline)
+
+
 def test_a_card_is_one_value():
     assert simulate(loop, Card.like((8, 0))).log == simulate(loop, (8, 0)).log == simulate(loop).log
     facts = {"sms": 108, "bandwidth_gb_s": 1555, "fp32_tflops": 19.5}
@@ -720,6 +731,11 @@ def no_driver():
     raise RuntimeError("Found no NVIDIA driver on your system. Please check that you have one")
 
 
+def through_another_process():
+    """As datasets' and torch's workers raise anew what one of them raised: its text is left."""
+    raise RuntimeError(f"worker 0 failed: NotSimulated: the run uses {refusals.GPU}")
+
+
 def flex():
     q = torch.ones(1, 1, 8, 8, requires_grad=True)
     flex_attention(q, q, q).sum().backward()
@@ -728,11 +744,10 @@ def flex():
 LAYER = torch.nn.Linear(2, 2)
 WITHOUT_CUDA = not torch.backends.cuda.is_built()
 PROVOKED = {
-    "convert all Tensors to FakeTensors": lambda: LAYER(torch.ones(1, 2)),
     "linked with support for cuda": lambda: torch.ones(2).cuda(),
     "Torch not compiled with CUDA": torch.cuda.init,
     "Found no NVIDIA driver": no_driver,
-    "FlexAttention does not": flex,
+    f"the run uses {refusals.GPU}": through_another_process,
 }
 
 
@@ -744,11 +759,28 @@ def test_what_only_torch_can_say_is_understood(words):
     with pytest.raises(NotSimulated, match="^the run uses ") as caught:
         simulate(PROVOKED[words])
     assert words in str(caught.value.__cause__)
-    assert str(caught.value) == f"the run uses {refusals.MESSAGES[words]}"
+    assert str(caught.value) == f"the run uses {refusals.GPU}"
 
 
 def test_each_message_of_torchs_is_provoked():
     assert set(PROVOKED) == set(refusals.MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("run", "what", "original"),
+    [
+        (lambda: LAYER(torch.ones(1, 2)), refusals.OUTSIDE, AssertionError),
+        (flex, refusals.FLEX, NotImplementedError),
+        (lambda: torch.compile(flex)(), refusals.FLEX, NotImplementedError),
+    ],
+    ids=["a model made outside", "flex attention", "flex attention, compiled"],
+)
+def test_what_a_function_of_torchs_finds_is_raised_there(run, what, original):
+    """By its place, whatever torch says: the text of its error may change."""
+    with pytest.raises(NotSimulated) as caught:
+        simulate(run)
+    assert caught.value.what == what and str(caught.value) == f"the run uses {what}"
+    assert isinstance(caught.value.__cause__, original)
 
 
 def test_an_error_of_the_runs_own_is_not_ours():

@@ -22,6 +22,8 @@ from fake_cuda.scripts import Script, apart, changes, host
 from fake_cuda.scripts.changes import SCRIPTED
 from fake_cuda.scripts.run import Run
 from fake_cuda.scripts.verdict import BY_HAND, ONE_UPDATE
+from helpers import gpu, predict
+from helpers.prediction import CONTEXT
 from planner.__main__ import main
 
 MODEL = """
@@ -684,6 +686,38 @@ def test_the_command(write, capsys):
     ):
         assert main(["predict", *arguments]) == 2
         assert said in capsys.readouterr().err
+
+
+ASKS = """
+cuda = torch.cuda
+print(cuda.get_device_name(), *(n // 2**20 for n in cuda.mem_get_info()))
+model = build().cuda()
+"""
+
+
+def test_a_script_is_the_same_for_any_card(write):
+    """Its card is told for each prediction."""
+    script = Script(write(MODEL + ASKS + UPDATE), seconds=60)
+    before = script._asked()
+    for name in ("T4", "A100-80GB", "T4"):
+        found, card = predict(script, gpu=name), gpu(name)
+        context = CONTEXT if card.context is None else card.context
+        room = card.memory // 2**20, (card.memory - context) // 2**20
+        assert script.printed.split() == [name, str(room[1]), str(room[0])]
+        assert found.device == name and found.capacity == card.memory
+        assert script._asked() == before
+    simulate(script, (8, 0))
+    assert script.printed.split() == ["a", "card", "81920", "81920"]
+
+
+def test_what_looks_like_a_script_is_a_function():
+    """Whoever makes a run tells `simulate` what is put around it: attributes tell nothing."""
+
+    def run():
+        return torch.nn.Linear(8, 8)
+
+    run.simulated = run.inside = run.compiler = None
+    assert simulate(run, (8, 0)).peak_allocated >= 8 * 8 * 4
 
 
 def test_states_that_an_optimizer_makes_at_once_are_states(write):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from ..trace import Trace
-from .attention import fused_attention
+from .attention import fused_attention, no_flex
 from .autocast import FLOAT32, HALF, autocast
 from .bitsandbytes import quantized
 from .device import caches, host_copies
@@ -34,5 +34,5 @@ def cuda_choices(trace: Trace) -> Iterator[None]:
 def fake_modules(trace: Trace) -> Iterator[None]:
     """Libraries take fake tensors where they ask for real ones."""
     with modules(trace), every_step(trace.here), quantized(trace.here, trace.cuda):
-        with launches(trace):
+        with launches(trace), no_flex(trace.here):
             yield

@@ -1,7 +1,6 @@
 """The card of a script: its memory is what the trace has seen so far, its time the trace's."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
@@ -47,12 +46,9 @@ class MemoryOfTrace(Memory):
         self.trace.empty_cache()
 
 
-def card_of_script(trace: Trace, asked: dict, memory: Memory) -> Iterator[tuple]:
-    """(owner, name, what stands there) of all of torch that tells of the card.
-
-    `asked` has its name.
-    """
-    told = answers(replace(trace.card, name=asked["card"]), memory)
+def card_of_script(trace: Trace, memory: Memory) -> Iterator[tuple]:
+    """(owner, name, what stands there) of all of torch that tells of the card."""
+    told = answers(trace.card, memory)
     told |= dict(synchronize=torch.cuda.synchronize, empty_cache=trace.empty_cache)
     yield from patches(told)
     yield torch.cuda.nccl, "version", lambda: NCCL

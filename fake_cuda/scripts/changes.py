@@ -16,7 +16,7 @@ import torch.utils.cpp_extension
 import transformers.modeling_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..refusals import GPU, MISTAKES
+from ..refusals import GPU, what_it_uses
 from ..trace import FakeTensor
 from . import closures, generation, guesses
 from .graphs import graphs, profilers
@@ -145,7 +145,7 @@ def _nobody(run) -> Iterator[tuple]:
         raise NoAnswer("EOF when reading a line")
 
     def ended(about) -> None:
-        if any(text in str(about.exc_value) for text, why in MISTAKES.items() if why == GPU):
+        if what_it_uses(about.exc_value) == GPU:
             run.lost = about.exc_value
         say(about)
 

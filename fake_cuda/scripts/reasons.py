@@ -7,10 +7,13 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..refusals import GPU, MISTAKES
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from ..refusals import GPU, what_it_uses
 from . import mixed, view, watch
 from .words import SEVERAL, NoAnswer, Stop, in_line
 
+# Names of types, and texts: of libraries that are not loaded for this, and that wrap each other.
 OFFLINE = "ConnectionError|ConnectError|LocalEntryNotFound|OfflineModeIsEnabled|URLError|gaierror"
 OFFLINE += "|HfHubHTTPError|MaxRetryError|connect to 'https|Face Hub|urlopen|Network is unreachable"
 BROKEN = (BrokenPipeError, ConnectionResetError)  # of processes, as a closed network has none
@@ -18,6 +21,7 @@ BROKEN = (BrokenPipeError, ConnectionResetError)  # of processes, as a closed ne
 BY_VALUE = (AssertionError, ValueError, ArithmeticError, RuntimeError, LookupError)
 IPYTHON = r"[.]ipynb, cell .*(=\s*[!%]|\bawait\b|get_ipython)"  # of its own syntax
 NO_VALUES = "what it makes there depends on tensors' values, which are not known on the card"
+# Of a library that is not loaded for this, or of a program's command.
 DRIVER = "NVML|nvidia-smi"
 ALONE = ("'RANK'", "'LOCAL_RANK'", "'WORLD_SIZE'", "'MASTER_ADDR'", "'LOCAL_WORLD_SIZE'")
 FULL = (
@@ -33,13 +37,15 @@ OUTSIDE = (
 )
 # Of os.environ's file as tracebacks name it: os is frozen since Python 3.11, as "<frozen os>".
 OF_ENVIRONMENT = type(os.environ).__getitem__.__code__.co_filename
-UNSET = "environment variable [A-Z_]+ expected, but not set"  # torch/distributed/rendezvous.py
+# A ValueError like any other, but for its text: torch/distributed/rendezvous.py.
+UNSET = "environment variable [A-Z_]+ expected, but not set"
 CLOSED = (
     "needs a hub or another address{}, and the network is closed to it: fetch it first, or open "
     "the network with --network ({})"
 )
+# The system's words, for a library may print them: of its errors no type is left then.
 TERMINAL = ("Inappropriate ioctl", "not a terminal")
-OF_VALUES = ("DataDependentOutput", "DynamicOutputShape")
+OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 @dataclass
@@ -157,7 +163,7 @@ def _without_terminal(end: End) -> str:
 
 
 def _by_values(end: End) -> str:
-    if not end.names(*OF_VALUES):
+    if not any(isinstance(one, OF_VALUES) for one in end.chain):
         return ""
     if end.generated:
         return f"generates text and picks by its values ({end.generated})"
@@ -171,12 +177,12 @@ def _asks_the_driver(end: End) -> str:
 
 
 def _not_simulated(end: End) -> str:
-    mistake = next((MISTAKES[text] for text in MISTAKES if end.names(text)), None)
-    if mistake is None:
+    used = next(filter(None, map(what_it_uses, end.chain)), "")
+    if not used:
         return ""
-    if mistake == GPU:
+    if used == GPU:
         return f"asks CUDA{end.at} for what the simulation does not answer: {end.kind}"
-    return f"stops{end.at}, which the simulation cannot do: it uses {mistake}"
+    return f"stops{end.at}, which the simulation cannot do: it uses {used}"
 
 
 def _fault_of_ours(end: End) -> str:

@@ -62,7 +62,8 @@ def work(attempt: Attempt, base: str, tell: Callable) -> Outcome:
     except OSError as error:
         outcome.failure = str(error)
     else:
-        run.concluded(lambda: simulate(run, **attempt.card))
+        asked = dict(inside=run.inside, compiler=run.compiler)
+        run.concluded(lambda: simulate(run, **attempt.card, **asked))
     return outcome
 
 
@@ -112,7 +113,7 @@ class Run:
     def inside(self, trace: Trace) -> Iterator[None]:
         """What `simulate` puts around the run. Nothing is put back: the process ends with it."""
         self.trace, asked = trace, self.asked
-        room = asked["memory"], asked["context"], self.attempt.limited
+        room = trace.card.memory or asked["memory"], trace.card.context, self.attempt.limited
         self.memory = MemoryOfTrace(trace, *room, self.forget)
         self.where = where = Where(trace, self.taken, self.memory)
         where.note = self.note
@@ -129,9 +130,8 @@ class Run:
         signal.signal(signal.SIGALRM, self.tick)
         signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
         with where, Moves(where) as moves:
-            card = card_of_script(trace, asked, self.memory)
-            others = changes.changes(self, where, moves)
-            self.compiled.begin(where, changes.made(card), changes.made(others))
+            both = card_of_script(trace, self.memory), changes.changes(self, where, moves)
+            self.compiled.begin(where, *map(changes.made, both))
             yield
 
     def tick(self, _, frame) -> None:

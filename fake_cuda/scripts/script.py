@@ -23,7 +23,9 @@ SECONDS = 300.0
 
 
 class Script:
-    """A run for `simulate`: a script and its arguments, on a card with so many bytes of memory.
+    """A run for `simulate`: a script and its arguments, on the card that `simulate` is told.
+
+    `memory` is the card's in bytes where that `Card` does not tell it.
 
     It runs in a process of its own that can change nothing of the user's (`view`), for at most
     `seconds`. `path` is a script, a notebook, or with `module=True` the name of a module.
@@ -49,8 +51,7 @@ class Script:
         ways: Sequence[str] = ("overlay", "copy", "watched"),
     ):
         self.path, self.module, self.arguments = str(path), module, [str(a) for a in arguments]
-        self.memory, self.context, self.card = memory, 0, "a card"
-        self.ranks = ranks
+        self.memory, self.ranks = memory, ranks
         self.network, self.seconds, self.ways = network, seconds, tuple(ways)
         self.say = say or (lambda text: None)
         self.note, self.printed, self.updates, self.way = "", "", 0, ""
@@ -86,7 +87,7 @@ class Script:
         return outcome.found
 
     def _asked(self) -> dict:
-        names = "path module arguments ranks memory context card network seconds ways".split()
+        names = "path module arguments ranks memory network seconds ways".split()
         return {name: getattr(self, name) for name in names}
 
     def _attempt(self, attempt: Attempt) -> Outcome:

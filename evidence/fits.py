@@ -3,17 +3,15 @@
 One row a recipe; where nothing fits, one row with the nearest miss.
 """
 
-import json
 from pathlib import Path
 
 import pandas as pd
 
 from evidence.runs import Job
 from evidence.tables import DATA, replace_file, today
-from helpers import language_modelling
-from helpers.hardware import data_file, versions
+from helpers.hardware import versions
 from planner import fit
-from planner.question import Question, find_card
+from planner.question import ask
 from planner.script import script
 from planner.techniques import Plan
 
@@ -24,6 +22,8 @@ QUESTIONS = {  # by name: model, card, tokens of a sample, samples of a step
     "llama-3.1-8b on 12GiB": ("llama-3.1-8b", "12GiB", 1024, 8),
     "llama-3.1-8b on 6GiB": ("llama-3.1-8b", "6GiB", 1024, 8),
     "qwen3-0.6b on T4": ("qwen3-0.6b", "T4", 512, 16),
+    "gpt-oss-20b on 24GiB": ("gpt-oss-20b", "24GiB", 1024, 8),
+    "qwen3-30b-a3b on 24GiB": ("qwen3-30b-a3b", "24GiB", 1024, 8),
 }
 
 
@@ -58,10 +58,7 @@ def answers(question: str) -> list[dict]:
 
 def pasted(row: pd.Series) -> str:
     """What is pasted today for the recipe of a row."""
-    config = json.loads(data_file("configs", f"{row['model']}.json").read_text("utf-8"))
-    workload = language_modelling(row["model"], length=row["length"])
-    card, hub_id = find_card(row["gpu"]), config["_name_or_path"]
-    question = Question(workload, card, row["batch"], margin=0.0, hub_id=hub_id)
+    question = ask(row["model"], row["gpu"], length=row["length"], batch=row["batch"])
     return script(question, Plan.named(row["recipe"]), row["micro_batch"])
 
 

@@ -16,6 +16,7 @@ class Recipe:
 
     Args:
         plan: the combination.
+        price: what it costs in quality or trouble.
         micro_batch: samples of a micro-batch.
         accumulation: micro-batches of a step.
         facts: the prediction.
@@ -29,6 +30,7 @@ class Recipe:
     """
 
     plan: Plan
+    price: str
     micro_batch: int
     accumulation: int
     facts: Facts
@@ -49,11 +51,6 @@ class Recipe:
     def name(self) -> str:
         """Such as "LoRA, checkpointing"."""
         return self.plan.name
-
-    @property
-    def price(self) -> str:
-        """What it costs in quality or trouble."""
-        return self.plan.price
 
     def to_dict(self) -> dict:
         """Its numbers and its code, for programs."""

@@ -1,7 +1,7 @@
 """What techniques do to a model and its optimizer. This code is predicted.
 
-The script that `fit` hands out holds `part`, `chunked_loss` and `in_backward` as they stand here;
-the others stand for lines of `examples/recipe.jinja`.
+The script that `fit` hands out holds `part`, `chunked_loss` and `in_backward` as they stand here,
+and for a mixture what packs it into 4 bits; the others stand for lines of `examples/recipe.jinja`.
 """
 
 import functools
@@ -9,6 +9,7 @@ import functools
 import torch
 import torch.nn.functional as F
 import transformers
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.checkpoint import checkpoint
 
 PEFT_TASKS = {"language_modelling": "CAUSAL_LM", "text_classification": "SEQ_CLS"}  # names there
@@ -63,13 +64,13 @@ def in_16_bits(model):
     return model.to(torch.bfloat16)
 
 
-def adapters(model):
-    """LoRA beside every linear layer."""
+def adapters(model, targets="all-linear"):
+    """LoRA beside every linear layer, or beside those of some names."""
     from peft import LoraConfig, get_peft_model  # takes seconds, and prints
 
     classifies = "SequenceClassification" in type(model).__name__
     task = PEFT_TASKS["text_classification" if classifies else "language_modelling"]
-    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type=task)
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type=task)
     model = get_peft_model(model, lora)  # adapters are in float32
     for p in model.parameters():  # and so is a classifier's head, which learns too
         p.data = p.data.float() if p.requires_grad else p.data
@@ -88,7 +89,7 @@ def head_name(model) -> str:
     return last.split(".")[0]
 
 
-def in_4_bits(model):
+def in_4_bits(model, compute=torch.bfloat16):
     """Every linear layer but the head with weights of 4 bits, as BitsAndBytesConfig makes them."""
     import bitsandbytes as bnb  # takes seconds
 
@@ -100,8 +101,74 @@ def in_4_bits(model):
         if not isinstance(old, torch.nn.Linear):  # Conv1D keeps them transposed
             weights["weight"] = weights["weight"].T.contiguous()
         outputs, inputs = weights["weight"].shape
-        new = bnb.nn.LinearNF4(inputs, outputs, old.bias is not None, torch.bfloat16)
+        new = bnb.nn.LinearNF4(inputs, outputs, old.bias is not None, compute)
         new.load_state_dict(weights)
         new.bias = old.bias  # in its own type
         model.set_submodule(name, new.to("cpu"))
     return model
+
+
+def stacks(model) -> dict[str, list[str]]:
+    """The parts of a mixture that hold all experts' weights as one parameter, and its names.
+
+    Such a parameter has three dimensions, and a router stands beside it: a score of each expert.
+    Where 4 bits have packed it, it says itself that it was changed.
+    """
+    found = {}
+    for name, part in model.named_modules():
+        if isinstance(part, torch.nn.Conv1d):  # its weights have three dimensions, too
+            continue
+        if is_parametrized(part):
+            found[name] = list(part.parametrizations)
+            continue
+        block = model.get_submodule(name.rpartition(".")[0])
+        own = {key: p for key, p in part.named_parameters(recurse=False) if p.dim() == 3}
+        flat = {p.shape for p in block.parameters() if p.dim() == 2} if own else ()
+        if any((p.shape[0], width) in flat for p in own.values() for width in p.shape[1:]):
+            found[name] = list(own)
+    return found
+
+
+def stack_names(model) -> list[str]:
+    """What the parameters are called that hold all experts of a layer."""
+    return sorted({key for keys in stacks(model).values() for key in keys})
+
+
+def beside_experts(model) -> list[str]:
+    """The names of linear layers that stand outside of blocks with experts: the attention's.
+
+    Not those of dense layers among the mixture's: peft takes their names for the experts'.
+    """
+    blocks = {_place(name.rpartition(".")[0]) + "." for name in stacks(model)}
+    kinds = torch.nn.Linear, transformers.pytorch_utils.Conv1D
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, kinds)]
+    outside = [n for n in linear[:-1] if not _place(n).startswith(tuple(blocks))]
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in outside))
+
+
+def _place(name: str) -> str:
+    """The name of a part without the number of its layer."""
+    return ".".join("*" if step.isdecimal() else step for step in name.split("."))
+
+
+def adapters_beside_experts(model):
+    """LoRA beside the linear layers of a mixture, none of them in a block with experts."""
+    return adapters(model, beside_experts(model))
+
+
+def experts_in_4_bits(model, names, card="cpu"):
+    """Experts packed into 4 bits, which no flag does: in 16 bits to the card, layer by layer."""
+    from bitsandbytes.nn.parametrize import replace_parameter_4bit  # takes seconds
+
+    for part in list(model.modules()):
+        own = dict(part.named_parameters(recurse=False))
+        for name in names:
+            if name in own and own[name].dim() == 3:
+                replace_parameter_4bit(part.to(card), name, quant_type="nf4")
+    return model
+
+
+def all_in_4_bits(model):
+    """A mixture's linear layers and experts with weights of 4 bits."""
+    names = stack_names(model)
+    return experts_in_4_bits(in_4_bits(model), names)

@@ -16,6 +16,7 @@ from helpers.runs import load
 from helpers.settings import why_no_liger
 from helpers.workloads import Workload
 
+from .changes import stacks
 from .techniques import CHUNKED_LOSS, LIGER, WAYS, Plan, Way
 
 # Logits below this share of the card's memory are not worth chunks: they save less than that, and
@@ -29,6 +30,8 @@ ODD_HEADS = (
     "lm_head_multiplier",
     "output_router_logits",
 )
+# Published in so few bits that nothing trains them: what transformers unpacks them with.
+UNPACKED = {"mxfp4": "Mxfp4Config"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Question:
         batch: samples of an optimizer step.
         margin: how much more than predicted a run may need, as a share.
         hub_id: what `from_pretrained` takes.
+        unpacked: the configuration with which its file is unpacked into 16 bits; "" for most.
     """
 
     workload: Workload
@@ -48,6 +52,7 @@ class Question:
     batch: int
     margin: float
     hub_id: str
+    unpacked: str = ""
 
     @property
     def precision(self) -> str:
@@ -65,6 +70,24 @@ class Question:
         with torch.device("meta"):
             auto = workloads.MODELS[self.workload.task]
             return auto.from_config(copy.deepcopy(self.workload.config))
+
+    @functools.cached_property
+    def mixture(self) -> bool:
+        """Whether the model is a mixture whose experts are one parameter in each layer."""
+        return bool(stacks(self.skeleton))
+
+    @functools.cached_property
+    def _grouped_products(self) -> bool:
+        """Whether experts are multiplied in groups, by a kernel that autocast does not know."""
+        return self.mixture and self.skeleton.get_experts_implementation()[""] == "grouped_mm"
+
+    def price(self, plan: Plan) -> str:
+        """What a plan costs in quality or trouble, in words."""
+        said = [plan.price(self.mixture)]
+        if self._grouped_products and plan.autocasts(self.precision) and not plan.half:
+            said = [text for text in said if text != "nothing"]
+            said += ["autocast passes the experts by, which compute in 32 bits"]
+        return "; ".join(said)
 
     def ways(self) -> list[Way]:
         """How memory may be saved: logits by Liger's kernels, or by chunks where it has none.
@@ -120,7 +143,7 @@ class Question:
     def changed(self, plan: Plan, workload: Workload | None = None) -> Workload:
         """The workload, or another one in its place, with the model that a plan trains."""
         found = workload or self.workload
-        for change in plan.model_changes():
+        for change in plan.model_changes(self.mixture):
             found = found.with_model(change)
         return found
 
@@ -132,12 +155,17 @@ def ask(
     if type(batch) is not int or batch < 1:
         raise ValueError(f"a batch of {batch!r} is impossible: it is a whole number from 1 on")
     workload = workloads.workload(model, task, length=length)
+    unpacked = ""
     if packed := getattr(workload.config, "quantization_config", None):
         method = packed.get("quant_method", "few bits")
-        raise ValueError(f"{model} is published in {method}: name a copy of it in 16 bits")
+        if method not in UNPACKED:
+            raise ValueError(f"{model} is published in {method}: name a copy of it in 16 bits")
+        unpacked, config = UNPACKED[method], copy.deepcopy(workload.config)
+        del config.quantization_config
+        workload = replace(workload, config=config)
     local = data_file("configs", f"{model}.json")
     hub_id = json.loads(local.read_text())["_name_or_path"] if local.is_file() else str(model)
-    return Question(workload, find_card(gpu), batch, blind_margin(), hub_id)
+    return Question(workload, find_card(gpu), batch, blind_margin(), hub_id, unpacked)
 
 
 def known_cards() -> list[GPU]:

@@ -8,7 +8,7 @@ import jinja2
 from helpers import workloads
 from helpers.hardware import data_file, versions
 
-from .changes import PEFT_TASKS, head_name
+from .changes import PEFT_TASKS, beside_experts, head_name, stack_names, stacks
 from .question import Question
 from .techniques import Plan
 
@@ -38,7 +38,12 @@ def _values(question: Question, plan: Plan, micro_batch: int) -> dict[str, objec
         "torch": versions()["torch"].partition("+")[0],
         "packages": _packages(plan),
         "techniques": {technique.name for technique in plan.techniques},
-        "functions": _functions(plan),
+        "functions": _functions(plan, question.mixture),
+        "unpacked": question.unpacked,
+        "mixture": question.mixture,
+        "stacks": _stacks(question),
+        "stack_names": json.dumps(stack_names(question.skeleton)),
+        "targets": json.dumps(beside_experts(question.skeleton)),
         "auto_model": workloads.MODELS[workload.task].__name__,
         "model": json.dumps(question.hub_id),
         "dtype": question.dtype(plan),
@@ -62,7 +67,15 @@ def _packages(plan: Plan) -> list[str]:
     return [f"{name}=={known[name]}" if name in known else name for name in dict.fromkeys(names)]
 
 
-def _functions(plan: Plan) -> list[str]:
+def _stacks(question: Question) -> str:
+    """What peft is told to adapt a mixture's experts."""
+    found = stacks(question.skeleton).items()
+    ends = [f"{name.rpartition('.')[2]}.{key}" for name, keys in found for key in keys]
+    return json.dumps(list(dict.fromkeys(ends)))
+
+
+def _functions(plan: Plan, mixture: bool) -> list[str]:
     """The source of what is pasted in front: what changes the model first, then its optimizer."""
     ordered = sorted(plan.techniques, key=lambda technique: technique.model is None)
-    return [inspect.getsource(f) for technique in ordered for f in technique.functions]
+    both = [t.functions + (t.mixture_functions if mixture else ()) for t in ordered]
+    return [inspect.getsource(function) for functions in both for function in functions]

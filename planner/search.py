@@ -138,6 +138,7 @@ class Search:
         fits = [card.name for card in able if asked.need(facts.peak_reserved, card) <= card.memory]
         return Recipe(
             plan=plan,
+            price=asked.price(plan),
             micro_batch=micro_batch,
             accumulation=asked.batch // micro_batch,
             facts=facts,

@@ -26,7 +26,10 @@ class Technique:
         no_autocast: the precisions of 16 bits for which Trainer must not autocast.
         accumulates: whether a step may have several micro-batches.
         adapters: whether only they learn, so that the weights need no gradients.
+        mixture: the same for a mixture whose experts are one parameter, which `model` passes by.
+        mixture_price: what is to be said of such experts.
         functions: pasted in front of the script, as they stand in the source.
+        mixture_functions: pasted for a mixture, too.
         packages: that the script needs beside transformers and accelerate.
     """
 
@@ -34,6 +37,8 @@ class Technique:
     price: str
     settings: Mapping[str, object] = field(default_factory=dict)
     model: Callable | None = None
+    mixture: Callable | None = None
+    mixture_price: str = ""
     optimizer: Callable | None = None
     half: bool = False
     precisions: tuple[str, ...] = ("bf16", "fp16")
@@ -41,6 +46,7 @@ class Technique:
     accumulates: bool = True
     adapters: bool = False
     functions: tuple[Callable, ...] = ()
+    mixture_functions: tuple[Callable, ...] = ()
     packages: tuple[str, ...] = ()
 
 
@@ -75,6 +81,8 @@ LORA = Technique(
     name="LoRA",
     price="only adapters learn",
     model=changes.adapters,
+    mixture=changes.adapters_beside_experts,
+    mixture_price="experts and their router stay as they are",
     half=True,
     adapters=True,
     packages=("peft",),
@@ -83,7 +91,15 @@ FOUR_BITS = Technique(
     name="4-bit weights",
     price="the weights beside them are rounded to 4 bits",
     model=changes.in_4_bits,
+    mixture=changes.all_in_4_bits,
+    mixture_price="experts too, from 16 bits in the host's memory, and each pass unpacks them",
     half=True,  # what is not quantized
+    mixture_functions=(
+        changes.linear_layers,
+        changes.head_name,
+        changes.in_4_bits,
+        changes.experts_in_4_bits,
+    ),
     packages=("bitsandbytes",),
 )
 CHUNKED_LOSS = Technique(
@@ -201,10 +217,10 @@ class Plan:
         """In the order in which their prices are said and their settings written."""
         return self.kind.techniques + self.way.techniques
 
-    @property
-    def price(self) -> str:
-        """What it costs in quality or trouble, in words."""
-        return "; ".join(technique.price for technique in self.techniques) or "nothing"
+    def price(self, mixture: bool = False) -> str:
+        """What it costs in quality or trouble, in words; of a mixture's experts, too."""
+        said = [[t.price] + [t.mixture_price] * mixture for t in self.techniques]
+        return "; ".join(filter(None, sum(said, []))) or "nothing"
 
     @property
     def half(self) -> bool:
@@ -228,10 +244,11 @@ class Plan:
             found |= technique.settings
         return found
 
-    def model_changes(self) -> list[Callable]:
+    def model_changes(self, mixture: bool = False) -> list[Callable]:
         """The functions that make the model to train from the plain one, first to last."""
         first = [changes.in_16_bits] if self.half else []
-        return first + [t.model for t in CHANGE_THE_MODEL if t in self.techniques]
+        made = [t for t in CHANGE_THE_MODEL if t in self.techniques]
+        return first + [t.mixture if mixture and t.mixture else t.model for t in made]
 
 
 def every_plan() -> list[Plan]:

@@ -204,7 +204,6 @@ def test_fit(monkeypatch, capsys, tmp_path):
         (["--model", "t5-small"], "the hub cannot be reached"),  # no relative of tinyllama
         (["--model", "someone/some-model"], "the hub cannot be reached"),
         (["--model", "vit-large-patch16-224", "--task", TASK], "is not a model for"),
-        (["--model", "gpt-oss-20b"], "is published in mxfp4"),
         (["--model", "gpt2", "--gpu", "A101"], "did you mean 'A10'"),
         (["--model", "gpt2", "--gpu", "24 apples"], "is not a known GPU"),
         (["--model", "gpt2", "--gpu", "here"], "is not a known GPU"),

@@ -2,17 +2,16 @@
 
 import dataclasses
 import functools
-import json
 
 import peft
 import pytest
 import torch
 import transformers
 
-from helpers.hardware import data_file
 from helpers.runs import load
 from helpers.workloads import language_modelling, text_classification
 from planned import padded, question, samples, saved_decoder, saved_encoder
+from planner.question import ask
 from planner.script import script
 from planner.techniques import KINDS, LIGER, WAYS, Plan
 
@@ -227,8 +226,7 @@ def test_a_quantized_model_is_put_on_the_card_whole(decoder):
 
 def test_the_recorded_code_is_what_is_pasted_today():
     for row in load("fits").itertuples():
-        options = {"batch": row.batch, "margin": 0.0, "hub_id": hub_id(row.model)}
-        asked = question(row.model, gpu=row.gpu, length=row.length, **options)
+        asked = ask(row.model, row.gpu, length=row.length, batch=row.batch)
         code = script(asked, Plan.named(row.recipe), row.micro_batch)
         assert without_versions(code) == without_versions(row.code)
         assert row.code.startswith("# Predicted with torch ")
@@ -237,10 +235,6 @@ def test_the_recorded_code_is_what_is_pasted_today():
 def without_versions(code):
     lines = code.split("\n")[1:]
     return [line for line in lines if not line.startswith("# pip install ")]
-
-
-def hub_id(name):
-    return json.loads(data_file("configs", f"{name}.json").read_text())["_name_or_path"]
 
 
 @pytest.mark.parametrize("kind", ("full in bf16", "LoRA", "QLoRA"))

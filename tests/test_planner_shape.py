@@ -18,7 +18,7 @@ FOLDER = ROOT / "planner"
 ARROWS = {
     "changes": set(),
     "techniques": {"changes"},
-    "question": {"techniques"},
+    "question": {"changes", "techniques"},
     "facts": set(),
     "cache": {"facts"},
     "predictions": {"techniques", "question", "facts", "cache"},

@@ -58,7 +58,7 @@ def test_what_changes_a_model_has_its_place_in_the_order():
 def test_a_plan_sets_and_costs_what_its_techniques_do(name, settings, price):
     plan = Plan.named(name)
     assert plan.settings() == settings
-    said = plan.price.split("; ")
+    said = plan.price().split("; ")
     assert len(said) == len(price)
     assert all(begins in text for begins, text in zip(price, said, strict=True))
 
@@ -66,7 +66,7 @@ def test_a_plan_sets_and_costs_what_its_techniques_do(name, settings, price):
 def test_a_name_decides_nothing():
     """Adapters with an 8-bit optimizer in their name get no optimizer, no type, no change."""
     plan = Plan(Kind("8-bit LoRA in bf16, Adafactor in backward", 2, ()))
-    assert plan.settings() == {} and plan.price == "nothing" and plan.optimizer is None
+    assert plan.settings() == {} and plan.price() == "nothing" and plan.optimizer is None
     assert not plan.half and plan.model_changes() == [] and not plan.kind.adapters
     assert plan.kind.accumulates and plan.kind.possible("fp16") and plan.autocasts("bf16")
 

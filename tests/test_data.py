@@ -19,7 +19,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from evidence import picture, schemas, scoreboard, small_batches
+from evidence import adapter_steps, picture, schemas, scoreboard, small_batches
 from evidence.schemas import checking, measured
 from tools.shared.jobs import SECTIONS
 from tools.shared.rows import COLUMNS
@@ -235,7 +235,7 @@ MEASURED_PEAK = "measurements/peaks"
         ("gpus", put(-1, "sms", "many"), "row 27: sms is 'many', which is no positive number"),
         ("gpus", put(-1, "bf16_tflops", "0"), "bf16_tflops is '0', which is no positive number"),
         ("measurements/published", lambda t: t.iloc[1:], NOT_NINE),
-        ("measurements/published", repeat_last, f"published.csv, row 136: set, run{TWICE}"),
+        ("measurements/published", repeat_last, f"published.csv, row 170: set, run{TWICE}"),
         ("measurements/published", put(0, "source", ""), "row 2: source is empty"),
         ("measurements/published", put(0, "seconds", "58.82"), "seconds is '58.82', and 512"),
         ("measurements/published", put(0, "memory", "149490"), "row 2: memory is '149490', which"),
@@ -320,12 +320,21 @@ def test_a_set_or_file_that_is_not_described_is_caught(table, name):
 
 
 def test_the_runs_with_small_batches_are_whole():
-    """Each number of passes has seen every learning rate of its own in every order, once."""
-    rows = read("measurements/small_batches.csv")
-    rates, orders = small_batches.RATES, small_batches.ORDERS
-    jobs = [(str(n), str(rate), str(k)) for n in rates for rate in rates[n] for k in orders]
-    found = rows[["passes", "learning_rate", "order"]].itertuples(index=False, name=None)
-    assert sorted(found) == sorted(jobs) and rows.ne("").all(axis=None)
+    """Each number of passes has seen every learning rate of its own, both betas, in every order."""
+    rows = pd.read_csv(DATA / "measurements" / "small_batches.csv")
+    found = rows[small_batches.JOB].itertuples(index=False, name=None)
+    assert sorted(found) == sorted(small_batches.jobs()) and rows.notna().all(axis=None)
+
+
+def test_ranks_were_tried_with_three_seeds_in_two_orders_and_hold_what_lesson_12_says():
+    rows = pd.read_csv(DATA / "measurements" / "adapter_steps.csv")
+    found = rows[adapter_steps.JOB].itertuples(index=False, name=None)
+    assert sorted(found) == sorted(adapter_steps.jobs())
+    steps = rows.pivot(index=["seed", "order"], columns="way", values="steps")
+    assert (steps["rank 8"] < steps["rank 2"]).all() and (steps["full"] < steps["rank 8"]).all()
+    times = steps["rank 8, q and v"] / steps["rank 8"]
+    assert 2.5 < times.min() and times.max() < 4
+    assert abs(steps["rank 64"] / steps["rank 8"] - 1).max() < 0.15
 
 
 @pytest.mark.parametrize("name", ["blind_peaks.csv", "blind_kernels.csv"])

@@ -122,6 +122,7 @@ def code_lines(source: str) -> set[int]:
     }
     kept = set()
     skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    skipped |= {tokenize.ENDMARKER}  # it stands below the last line
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in skipped:
             kept |= set(range(token.start[0], token.end[0] + 1))

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, set_seed
 
 from helpers import free, language_modelling
+from test_house import code_lines
 
 FILE = Path(__file__).parents[1] / "examples" / "launch" / "loop.py"
 TINY = language_modelling("tiny")
@@ -65,6 +66,10 @@ def by_trainer() -> tuple[list[float], torch.Tensor]:
     return losses, weights(trainer.model)
 
 
+def test_it_has_forty_lines():
+    assert len(code_lines(FILE.read_text())) == 40
+
+
 def test_it_computes_what_trainer_computes(loop, tmp_path):
     """Unequal lengths, and a last group of two micro-batches."""
     losses, wanted = by_trainer()
@@ -90,7 +95,7 @@ def test_a_resumed_run_ends_as_the_whole_one(loop, tmp_path, stop):
     free()
     set_seed(7)  # as a new process: other random numbers, other weights
     again = LlamaForCausalLM(restless().config)
-    after = run(loop, again, folder, resume=f"{folder}/step-{stop}")
+    after = run(loop, again, folder, done=stop)
     assert before + after == losses
     assert torch.equal(weights(again), weights(whole))
 
@@ -101,7 +106,7 @@ def test_a_state_from_another_step_would_be_seen(loop, tmp_path):
     losses = run(loop, whole, tmp_path, every=2)
     free()
     (tmp_path / "step-2").rename(tmp_path / "step-3")
-    after = run(loop, restless(), tmp_path, resume=f"{tmp_path}/step-3")
+    after = run(loop, restless(), tmp_path, done=3)
     assert after != losses[3:]
 
 

@@ -24,6 +24,7 @@ SCHEMAS = {  # by path below data/, without ".csv"
     "speed_constants": predicted.speed_constants,
     "speeds": predicted.speeds,
     "techniques": by_hand.techniques,
+    "measurements/adapter_steps": by_hand.adapter_steps,
     "measurements/equal_compute": by_hand.equal_compute,
     "measurements/dynamics": by_hand.dynamics,
     "measurements/first_roles": measured.first_roles,

@@ -109,9 +109,17 @@ def minutes():
 
 def small_batches():
     found = {"passes": cell(WHOLE), "learning_rate": cell(POSITIVE), "order": cell(WHOLE)}
-    found |= {"samples": cell(WHOLE), "test_loss": cell(POSITIVE), "peak_allocated": cell(WHOLE)}
+    found |= {"beta2": cell(POSITIVE), "samples": cell(WHOLE), "test_loss": cell(POSITIVE)}
+    found |= {"peak_allocated": cell(WHOLE)}
     found |= columns(FILLED, "device torch transformers") | {"date": cell(DAY)}
-    return table(found, "passes learning_rate order")
+    return table(found, "passes learning_rate order beta2")
+
+
+def adapter_steps():
+    found = {"way": FILLED, "seed": cell(WHOLE), "order": cell(WHOLE), "rate": cell(POSITIVE)}
+    found |= {"steps": cell(POSITIVE, empty=True), "test_loss": cell(POSITIVE)}
+    found |= columns(FILLED, "torch transformers") | {"date": cell(DAY)}
+    return table(found, "way seed order")
 
 
 def equal_compute():

@@ -62,8 +62,8 @@ def work(attempt: Attempt, base: str, tell: Callable) -> Outcome:
     except OSError as error:
         outcome.failure = str(error)
     else:
-        asked = dict(inside=run.inside, compiler=run.compiler)
-        run.concluded(lambda: simulate(run, **attempt.card, **asked))
+        around = dict(inside=run.inside, compiler=run.compiler)
+        run.concluded(lambda: simulate(run, **attempt.card, **around))
     return outcome
 
 

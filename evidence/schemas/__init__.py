@@ -36,6 +36,7 @@ SCHEMAS = {  # by path below data/, without ".csv"
     "measurements/role_changes": measured.role_changes,
     "measurements/several_cards": measured.peaks,
     "measurements/small_batches": by_hand.small_batches,
+    "measurements/compiled_steps": by_hand.compiled_steps,
     "measurements/speeds": measured.speeds,
 }
 

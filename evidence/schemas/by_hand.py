@@ -122,6 +122,12 @@ def adapter_steps():
     return table(found, "way seed order")
 
 
+def compiled_steps():
+    peaks = "eager_predicted eager_measured compiled_predicted compiled_measured graphs"
+    found = {"way": FILLED} | columns(cell(WHOLE), peaks) | {"why": ANY}
+    return table(found | columns(FILLED, "device torch transformers") | {"date": cell(DAY)}, "way")
+
+
 def equal_compute():
     found = {"rate": cell(POSITIVE), "compute": cell(WHOLE), "seed": cell(WHOLE)}
     found |= {"order": cell(WHOLE), "model": cell(one_of("experts", "same cost", "same size"))}

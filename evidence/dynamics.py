@@ -2,16 +2,18 @@
 
     nice python -m evidence.dynamics        appends to data/measurements/dynamics.csv
 
-A seed draws the first weights and the order of the data, the same ones under every habit: so
-habits are compared in pairs. All seeds of one rate train at once (`vmap`). A group of them that
-stands in the table is not run again: stop and start as you like. About 12 minutes on one CPU core.
+A seed draws the first weights, an order the data, the same ones under every habit: so habits are
+compared in pairs. Eight copies have a seed and an order of their own; "crossed" ones are each of
+four first weights in each of two orders. All copies of one rate train at once (`vmap`). A group of
+them that stands in the table is not run again: stop and start as you like. About 25 minutes on one
+CPU core.
 The networks and `learn` are in `dynamics_networks.py`.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from itertools import islice
+from itertools import islice, product
 from typing import NamedTuple
 
 import pandas as pd
@@ -21,13 +23,24 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from evidence.dynamics_networks import Bytes, Decoder, adamw, judged, learn, sgd, windows
+from evidence.dynamics_networks import (
+    Bytes,
+    Decoder,
+    adamw,
+    judged,
+    kind_of_sign,
+    learn,
+    scaled,
+    schedule_free,
+    sgd,
+    windows,
+)
 from evidence.tables import MEASURED, today
 from helpers import language_modelling
 from helpers.hardware import versions
 
 ROWS = MEASURED / "dynamics.csv"
-SEEDS = range(8)
+SEEDS, WEIGHTS, ORDERS = range(8), range(4), range(2)
 LOST = 6.0  # beyond this loss a run diverged, and its row has none
 
 
@@ -44,12 +57,15 @@ class Kind(NamedTuple):
     fewer: tuple[str, ...] = ()  # ways that are not tried
     batches: dict[int, tuple[int, tuple[float, ...]]] = {}  # most steps, and rates, by its size
     goal: float = math.nan  # the held-out loss to which steps are counted
+    counted: int = len(SEEDS)  # copies of which they are
+    middle: int = 0  # the batch whose betas are Adam's own, where they go with the batch
     labelled: int = 0  # samples with labels, where there are few
     tuned: tuple[float, ...] = ()  # rates for those
 
 
 STEPS, FEW = 240, 100
-HABIT, FALLING = "constant rate", "linear to 0"
+HABIT, FALLING, FREE = "constant rate", "linear to 0", "schedule-free"
+SCALED = "betas with the batch"
 KINDS = {
     "decoder, AdamW": Kind(
         make=Decoder,
@@ -59,7 +75,15 @@ KINDS = {
         batch=4,
         rates=(0.01, 0.02, 0.04),
         low=(0.005,),
-        fewer=("one cycle", "growing batch"),
+        fewer=("growing batch",),
+        batches={
+            4: (480, (0.0025, 0.005, 0.01, 0.02, 0.04)),
+            16: (240, (0.005, 0.01, 0.02, 0.04)),
+            64: (120, (0.005, 0.01, 0.02, 0.04, 0.08)),
+        },
+        goal=2.6,
+        counted=4,
+        middle=16,
     ),
     "MLP, SGD": Kind(
         make=Bytes,
@@ -91,8 +115,9 @@ WAYS = {
     "one cycle": {"schedule": "cosine", "warm_up": 0.3},
 }
 BAD = ("start x 3", "start x 3, LayerNorm")
-OF_THE_NET = {  # what the network itself does otherwise
-    "decoder, AdamW": {"without LayerNorm": {"norm": False}},
+ALONE = (*BAD, FALLING, "clipped", "growing batch")  # not tried in two orders
+OF_THE_NET = {  # what the network does otherwise, or its optimizer
+    "decoder, AdamW": {"without LayerNorm": {"norm": False}, FREE: {}},
     "MLP, SGD": {
         "LayerNorm": {"norm": True},
         "start x 3": {"gain": 3.0},
@@ -103,7 +128,7 @@ ADAPTED = ("from scratch", "old body", "old body, gradual", "old body, head alon
 
 
 class Group(NamedTuple):
-    """The seeds of one way at one rate: what is run at once."""
+    """The copies of one way at one rate: what is run at once."""
 
     experiment: str
     network: str
@@ -117,12 +142,29 @@ def groups() -> Iterator[Group]:
         for way in [*WAYS, *OF_THE_NET[name]]:
             rates = kind.rates[:2] if way in BAD else kind.low + kind.rates
             rates = () if way in kind.fewer else rates
-            yield from (Group("habits", name, way, kind.batch, rate) for rate in rates)
+            for experiment in ("habits", "crossed")[: 1 if way in ALONE else 2]:
+                yield from (Group(experiment, name, way, kind.batch, rate) for rate in rates)
         for way in ADAPTED:
             size = kind.labelled // 4
             yield from (Group("few labels", name, way, size, rate) for rate in kind.tuned)
         for size, (_, rates) in kind.batches.items():
-            yield from (Group("batches", name, HABIT, size, rate) for rate in rates)
+            for way in (HABIT, SCALED) if kind.middle and size != kind.middle else (HABIT,):
+                yield from (Group("batches", name, way, size, rate) for rate in rates)
+
+
+def copies(group: Group) -> list[tuple[int, int]]:
+    """The seed of each copy's first weights, and its order of the data."""
+    if group.experiment == "crossed":
+        return list(product(WEIGHTS, ORDERS))
+    count = KINDS[group.network].counted if group.experiment == "batches" else len(SEEDS)
+    return [(seed, seed) for seed in SEEDS[:count]]
+
+
+def drawn(group: Group, **change) -> tuple[list[nn.Module], list[int]]:
+    """A network for each copy, and the orders of their data."""
+    make = KINDS[group.network].make
+    nets = [torch.manual_seed(seed) and make(**change) for seed, _ in copies(group)]
+    return nets, [order for _, order in copies(group)]
 
 
 @cache
@@ -148,15 +190,16 @@ def sizes(way: str, batch: int) -> list[int]:
 def habit(group: Group) -> dict[str, torch.Tensor]:
     """Loss by way: a constant rate hands out the mean of its last five checkpoints, too."""
     kind, (train, held_out) = KINDS[group.network], texts(group.network)
-    change = OF_THE_NET[group.network].get(group.way, {})
-    nets = [torch.manual_seed(seed) and kind.make(**change) for seed in SEEDS]
+    nets, orders = drawn(group, **OF_THE_NET[group.network].get(group.way, {}))
     batches, kept, long = sizes(group.way, group.batch), [], []
-    options = WAYS.get(group.way, {})
-    run = learn(nets, SEEDS, group.rate, train, kind.optimizer, batches, **options)
+    made, options = [], WAYS.get(group.way, {})
+    optimizer = partial(schedule_free, made, STEPS // 10) if group.way == FREE else kind.optimizer
+    run = learn(nets, orders, group.rate, train, optimizer, batches, **options)
     for t, (weights, norms) in enumerate(run):
         long.append(norms > 1)
         if (len(batches) - 1 - t) % 10 == 0 and len(batches) - t < 50:
             kept.append({name: w.clone() for name, w in weights.items()})
+    _ = [free.eval() for free in made]  # the weights become the average that it keeps of them
     facts = {"long": torch.stack(long).float().mean(0)}
     found = {group.way: {"loss": judged(nets[0], weights, held_out), **facts}}
     if group.way == HABIT:
@@ -168,9 +211,10 @@ def habit(group: Group) -> dict[str, torch.Tensor]:
 def batch(group: Group) -> dict:
     """Steps until the held-out loss is first below the goal, looked up at every sixteenth more."""
     kind, (train, held_out) = KINDS[group.network], texts(group.network)
-    nets = [torch.manual_seed(seed) and kind.make() for seed in SEEDS]
-    most, reached = kind.batches[group.batch][0], torch.full((len(SEEDS),), math.nan)
-    run = learn(nets, SEEDS, group.rate, train, kind.optimizer, [group.batch] * most)
+    nets, orders = drawn(group)
+    most, reached = kind.batches[group.batch][0], torch.full((len(nets),), math.nan)
+    optimizer = scaled(group.batch / kind.middle) if group.way == SCALED else kind.optimizer
+    run = learn(nets, orders, group.rate, train, optimizer, [group.batch] * most)
     for t, (weights, _) in enumerate(run, start=1):
         if t % max(1, t // 16) == 0:
             loss = judged(nets[0], weights, held_out[: len(held_out) // 4])
@@ -178,17 +222,6 @@ def batch(group: Group) -> dict:
             if not reached.isnan().any():
                 break
     return {group.way: {"loss": loss, "steps_to_goal": reached}}
-
-
-def label(rows):
-    """What kind of sign the next byte is: a letter, a digit, a space or another."""
-    kinds = [1 * chr(b).isalpha() + 2 * chr(b).isdigit() + 3 * chr(b).isspace() for b in range(128)]
-    return torch.tensor(kinds)[rows]
-
-
-def kind_of_sign(net, weights, rows):
-    logits = functional_call(net, weights, rows[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), label(rows)[:, -logits.shape[1] :].flatten())
 
 
 @cache
@@ -224,13 +257,10 @@ def imitated(old: nn.Module, net, weights, rows):
 def adapted(group: Group) -> dict:
     """A new task with few labels: from scratch, from a trained body, or imitating its features."""
     kind, (train, held_out) = KINDS[group.network], texts(group.network)
-    nets, old, data = [], kind.make(), train[: kind.labelled]
-    loss, body = kind_of_sign, group.way.startswith("old body")
-    for seed in SEEDS:
-        torch.manual_seed(seed)
-        nets.append(kind.make(out=4))
-        if body:
-            nets[-1].load_state_dict(teacher(group.network), strict=False)
+    old, data, loss = kind.make(), train[: kind.labelled], kind_of_sign
+    nets, orders = drawn(group, out=4)
+    for net in nets if group.way.startswith("old body") else []:
+        net.load_state_dict(teacher(group.network), strict=False)
     if group.way == "features":
         old.head = nn.Identity()
         old.load_state_dict(teacher(group.network))
@@ -238,21 +268,22 @@ def adapted(group: Group) -> dict:
         data, loss = torch.cat([data.repeat(64, 1), others], dim=1), partial(imitated, old)
     options = {"loss": loss, "trains": thawed(nets[0], group.way)}
     steps = [group.batch] * FEW
-    *_, (weights, _) = learn(nets, SEEDS, group.rate, data, kind.optimizer, steps, **options)
+    *_, (weights, _) = learn(nets, orders, group.rate, data, kind.optimizer, steps, **options)
     return {group.way: {"loss": judged(nets[0], weights, held_out, kind_of_sign)}}
 
 
 def rows_of(group: Group) -> pd.DataFrame:
-    """A row a seed, and way; the loss is empty where the run diverged."""
-    run = {"habits": habit, "batches": batch, "few labels": adapted}[group.experiment]
+    """A row a copy, and way; the loss is empty where the run diverged."""
+    run = {"batches": batch, "few labels": adapted}.get(group.experiment, habit)
     made = {name: versions()[name] for name in ("torch", "transformers")}
-    tables = []
+    tables, none = [], torch.full((len(copies(group)),), math.nan)
     for way, facts in run(group).items():
-        rows = pd.DataFrame({"seed": SEEDS, "loss": facts["loss"].tolist()})
+        rows = pd.DataFrame(copies(group), columns=["seed", "order"])
+        rows["loss"] = facts["loss"].tolist()
         rows["loss"] = rows["loss"].where(rows["loss"] < LOST).round(4)
-        rows["steps_to_goal"] = facts.get("steps_to_goal", torch.full((len(SEEDS),), math.nan))
-        rows["long_gradients"] = facts.get("long", torch.full((len(SEEDS),), math.nan))
-        named = pd.DataFrame([group._replace(way=way)] * len(SEEDS))
+        rows["steps_to_goal"] = facts.get("steps_to_goal", none)
+        rows["long_gradients"] = facts.get("long", none)
+        named = pd.DataFrame([group._replace(way=way)] * len(rows))
         tables.append(pd.concat([named, rows], axis=1).assign(**made, date=today()))
     return pd.concat(tables)
 

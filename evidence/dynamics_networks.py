@@ -66,6 +66,17 @@ def next_byte(net, weights, rows):
     return F.cross_entropy(logits.flatten(0, 1), rows[:, -logits.shape[1] :].flatten())
 
 
+def label(rows):
+    """What kind of sign the next byte is: a letter, a digit, a space or another."""
+    kinds = [1 * chr(b).isalpha() + 2 * chr(b).isdigit() + 3 * chr(b).isspace() for b in range(128)]
+    return torch.tensor(kinds)[rows]
+
+
+def kind_of_sign(net, weights, rows):
+    logits = functional_call(net, weights, rows[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), label(rows)[:, -logits.shape[1] :].flatten())
+
+
 def learn(
     nets,
     seeds,
@@ -114,5 +125,21 @@ def sgd(weights, rate):
     return torch.optim.SGD(weights, rate)
 
 
-def adamw(weights, rate):
-    return torch.optim.AdamW(weights, rate, weight_decay=0.0)
+def adamw(weights, rate, **options):
+    return torch.optim.AdamW(weights, rate, weight_decay=0.0, **options)
+
+
+def schedule_free(made, warm_up, weights, rate):
+    """Of the package `schedulefree` (the extra `optimizers`); put into `made`, to be asked for its
+    average at the end."""
+    from schedulefree import AdamWScheduleFree
+
+    made.append(AdamWScheduleFree(weights, rate, warmup_steps=warm_up))
+    made[-1].train()
+    return made[-1]
+
+
+def scaled(times):
+    """AdamW whose averages go over as many samples as before, in a batch `times` as large."""
+    betas = tuple(1 - times * (1 - beta) for beta in (0.9, 0.999))
+    return partial(adamw, betas=betas, eps=1e-8 / times**0.5)

@@ -42,14 +42,59 @@ def test_the_lesson_runs_the_code_that_was_recorded():
 
 
 def test_the_rows_are_whole():
-    """Each group has every seed once, and nothing else stands in the table."""
+    """Each group has every copy once, and nothing else stands in the table."""
     rows = pd.read_csv(dynamics.ROWS)
-    wanted = {tuple(group) for group in dynamics.groups()}
-    both = [g for g in wanted if g[0] == "habits" and g[2] == dynamics.HABIT]
-    wanted |= {(*g[:2], "mean of five", *g[3:]) for g in both}
-    found = rows.groupby(list(Group._fields))["seed"].apply(list).to_dict()
-    assert found.keys() == wanted
-    assert all(seeds == list(dynamics.SEEDS) for seeds in found.values())
+    wanted = {group: dynamics.copies(group) for group in dynamics.groups()}
+    for group in list(wanted):
+        if group.experiment in ("habits", "crossed") and group.way == dynamics.HABIT:
+            wanted[group._replace(way="mean of five")] = wanted[group]
+    pairs = rows.assign(copy=list(zip(rows["seed"], rows["order"], strict=True)))
+    assert pairs.groupby(list(Group._fields))["copy"].apply(list).to_dict() == wanted
+
+
+@pytest.mark.parametrize("network", dynamics.KINDS)
+def test_crossed_copies_share_weights_or_an_order_and_nothing_else(network):
+    group = Group("crossed", network, dynamics.HABIT, 2, 0.01)
+    nets, orders = dynamics.drawn(group)
+    assert dynamics.copies(group) == [(seed, order) for seed in range(4) for order in range(2)]
+    assert orders == [0, 1] * 4
+    first = [next(net.parameters()).flatten()[:4].tolist() for net in nets]
+    assert first[::2] == first[1::2] and len({tuple(numbers) for numbers in first}) == 4
+    alone, _ = dynamics.drawn(group._replace(experiment="habits"))
+    assert next(alone[3].parameters()).flatten()[:4].tolist() == first[6]
+
+
+def test_an_order_draws_the_same_data_for_all_weights():
+    """Weights of zeros see the same gradients in one order, and others in the other."""
+    group = Group("crossed", MLP, dynamics.HABIT, 4, 0.01)
+    nets, orders = dynamics.drawn(group)
+    for net in nets:
+        net.load_state_dict(
+            {name: 0.1 * torch.ones_like(w) for name, w in net.state_dict().items()}
+        )
+    run = dynamics_networks.learn(nets, orders, 0.01, dynamics.texts(MLP)[0], torch.optim.SGD, [4])
+    norms = [round(norm, 4) for norm in next(run)[1].tolist()]
+    assert norms == norms[:2] * 4 and norms[0] != norms[1]
+
+
+def test_betas_that_go_with_the_batch_remember_as_many_samples():
+    for times in (0.25, 1, 4):
+        (group,) = dynamics_networks.scaled(times)([torch.zeros(1)], 0.01).param_groups
+        remembered = [times / (1 - beta) for beta in group["betas"]]
+        assert remembered == pytest.approx([10, 1000]) and group["weight_decay"] == 0
+        assert group["eps"] == pytest.approx(1e-8 / times**0.5)
+
+
+def test_what_is_judged_of_schedule_free_is_its_average():
+    pytest.importorskip("schedulefree")
+    made, w = [], torch.ones(3)
+    optimizer = dynamics_networks.schedule_free(made, 2, [w], 0.1)
+    for _ in range(5):
+        w.grad = torch.ones(3)
+        optimizer.step()
+    trained = w.clone()
+    made[0].eval()
+    assert made == [optimizer] and (w > trained).all()  # the average lies behind
 
 
 @pytest.mark.parametrize("network", dynamics.KINDS)
@@ -80,12 +125,15 @@ def test_a_group_that_stands_is_not_run_again(tmp_path, monkeypatch):
     assert asked == three and len(pd.read_csv(dynamics.ROWS)) == 6
 
 
-@pytest.mark.parametrize("way", ["old body, gradual", "features"])
+@pytest.mark.parametrize("way", ["old body, gradual", "features", "crossed"])
 def test_a_run_repeats_its_recorded_row(way, monkeypatch):
     """The same machine would give the same digits; another rounds otherwise."""
-    monkeypatch.setattr(dynamics, "SEEDS", range(2))
-    rate = dynamics.KINDS[MLP].tuned[1]
-    group = next(g for g in dynamics.groups() if g.way == way and g.rate == rate)
+    rate = dynamics.KINDS[MLP].tuned[1] if way != "crossed" else 0.25
+    group = Group("crossed", MLP, "WSD", dynamics.KINDS[MLP].batch, rate)
+    if way != "crossed":
+        group = next(g for g in dynamics.groups() if g.way == way and g.rate == rate)
+    first = dynamics.copies(group)[:2]
+    monkeypatch.setattr(dynamics, "copies", lambda group: first)
     again = dynamics.rows_of(group)["loss"]
     rows = pd.read_csv(dynamics.ROWS)
     rows = rows[(rows[list(Group._fields)] == list(group)).all(axis=1)]["loss"][:2]

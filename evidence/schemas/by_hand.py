@@ -137,11 +137,11 @@ def equal_compute():
 
 
 def dynamics():
-    found = columns(FILLED, "experiment network way") | columns(cell(WHOLE), "batch seed")
+    found = columns(FILLED, "experiment network way") | columns(cell(WHOLE), "batch seed order")
     found |= {"rate": cell(POSITIVE), "loss": cell(POSITIVE, empty=True)}
     found |= {"steps_to_goal": cell(POSITIVE, empty=True), "long_gradients": ANY}
     found |= columns(FILLED, "torch transformers") | {"date": cell(DAY)}
-    return table(found, "experiment network way batch rate seed")
+    return table(found, "experiment network way batch rate seed order")
 
 
 def techniques():

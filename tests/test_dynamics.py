@@ -52,6 +52,15 @@ def test_the_rows_are_whole():
     assert pairs.groupby(list(Group._fields))["copy"].apply(list).to_dict() == wanted
 
 
+def test_no_way_is_best_at_the_edge_of_its_rates():
+    """Else a rate that was not tried might be better still; bad starts are tried at two rates."""
+    rows = pd.read_csv(dynamics.ROWS).query("experiment != 'batches' and way not in @dynamics.BAD")
+    rows = rows.fillna({"loss": dynamics.LOST})
+    for key, tried in rows.groupby(["experiment", "network", "way"]):
+        mean = tried.groupby("rate")["loss"].mean()
+        assert mean.idxmin() not in (mean.index[0], mean.index[-1]), key
+
+
 @pytest.mark.parametrize("network", dynamics.KINDS)
 def test_crossed_copies_share_weights_or_an_order_and_nothing_else(network):
     group = Group("crossed", network, dynamics.HABIT, 2, 0.01)

@@ -94,7 +94,10 @@ def test_the_runs_of_equal_compute_are_whole_and_say_what_the_lesson_says():
     wanted = set(product(equal_compute.STEPS, equal_compute.RATES, (0, 1, 2), (0, 1)))
     losses = runs.pivot_table("test_loss", ["compute", "rate", "seed", "order"], "model")
     assert set(losses.index) == wanted and losses.notna().all(axis=None)
-    better = losses.loc[equal_compute.STEPS[-1], losses.groupby("rate").mean()["experts"].idxmin()]
+    more = losses.loc[equal_compute.STEPS[-1]]
+    better = more.loc[more.groupby("rate").mean()["experts"].idxmin()]
+    few = (losses["experts"] - losses["same cost"]).loc[equal_compute.STEPS[0]].groupby("rate")
+    assert (few.min() < 0).all() and (few.max() > 0).all()  # after few steps: no difference
     assert (better["experts"] > better["same cost"]).all()
     assert (better["experts"] < better["same size"]).all()
 

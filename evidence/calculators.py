@@ -7,6 +7,9 @@ that train all weights with AdamW, or 16-bit weights with LoRA. What each calcul
 
 - `accelerate estimate-memory`: its own functions, on the model without its head, as it builds it;
   the column "float16" for runs with 16-bit products. It asks for nothing else.
+- DeepSpeed's `estimate_zero2_model_states_mem_needs` of one card without offloading: 2 bytes a
+  weight in 16 bits and 18 of gradients, copies and averages, of all weights, trained or not
+  (deepspeed/runtime/zero/stage_1_and_2.py of 0.19.8). It knows no activations, and says so.
 - 16 bytes a parameter: weight, gradient, two averages and a copy; frozen ones take their format's.
 - The formula: Korthikanti and others, "Reducing Activation Recomputation in Large Transformer
   Models" (arXiv 2205.05198), sections 4 and 5. A layer keeps s b h (34 + 5 a s / h) bytes in 16
@@ -39,7 +42,7 @@ from evidence.tables import DATA, replace_file
 from helpers.workloads import MODELS
 
 QUANTITIES = ("allocated", "active")  # of tensors; others count the driver's part too
-GUESSES = ("accelerate", "sixteen_bytes", "formula")
+GUESSES = ("accelerate", "deepspeed", "sixteen_bytes", "formula")
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,9 @@ class Case:
         """The largest number of the row "Training using Adam"; it counts in 32 bits."""
         size = calculate_maximum_sizes(self.known.to(torch.float32))[0]
         return max(estimate_training_usage(size, f"float{self.bits}").values())
+
+    def deepspeed(self) -> float:
+        return (2 + 18) * sum(p.numel() for p in self.model.parameters())
 
     def sixteen_bytes(self) -> float:
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)

@@ -2,7 +2,7 @@
 
     python -m evidence.equal_compute        appends to data/measurements/equal_compute.csv
 
-What lesson 19 does for a few steps, with more of them: three seeds of the first weights, each with
+What lesson 19 does once, for a few steps and for more: three seeds of the first weights, each with
 two orders of the data. The dense model of the mixture's size gets as many steps as the same compute
 pays for. Ten minutes on a busy CPU core; more STEPS are appended to what is there. An interrupted
 run goes on where it stopped.
@@ -10,6 +10,7 @@ run goes on where it stopped.
 
 import copy
 import datetime
+from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from helpers.hardware import versions
 ROWS = MEASURED / "equal_compute.csv"
 EXPERTS, CHOSEN, WIDTH, BATCH, LENGTH = 8, 2, 128, 16, 64
 COST = 2.98  # of the dense model of the same size, in the mixture's: the lesson counts it
-STEPS, SEEDS, ORDERS, RATES = (100,), (0, 1, 2), (0, 1), (3e-3, 1e-2)
+STEPS, SEEDS, ORDERS, RATES = (24, 100), (0, 1, 2), (0, 1), (3e-3, 1e-2)
 SHAPE = dict(vocab_size=257, hidden_size=64, num_hidden_layers=2, use_cache=False)
 SHAPE |= dict(num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=LENGTH)
 SHAPE |= dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
@@ -64,8 +65,8 @@ def balance(out) -> torch.Tensor | float:
     return 0.02 * load_balancing_loss_func(logits, EXPERTS, CHOSEN) if logits else 0.0
 
 
-def test_loss(job: Job, train: torch.Tensor, test: torch.Tensor) -> float:
-    """Train as the lesson does, and return the loss on the rows of `test`, without balance."""
+def trained(job: Job, train: torch.Tensor, balance: Callable = balance) -> nn.Module:
+    """Train as the lesson does, with a balance loss of the model's output."""
     torch.manual_seed(job.seed)
     model = AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[job.model]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.rate, fused=True)
@@ -79,25 +80,36 @@ def test_loss(job: Job, train: torch.Tensor, test: torch.Tensor) -> float:
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-    with torch.no_grad():
-        return words_loss(model.eval()(test), test).item()
+    return model.eval()
+
+
+@torch.no_grad()
+def test_loss(model: nn.Module, test: torch.Tensor) -> float:
+    """The loss on the rows of `test`, without balance."""
+    return words_loss(model(test), test).item()
+
+
+def rows() -> tuple[torch.Tensor, torch.Tensor]:
+    """Samples to train on, and 256 held-out ones."""
+    data = language_modelling("tiny", length=LENGTH)
+    train, test = (data.data(p).with_format("torch")["input_ids"][:] for p in ("train", "test"))
+    return train, test[:256]
 
 
 def measure(job: Job, train: torch.Tensor, test: torch.Tensor) -> dict:
     """One run as a row."""
     facts = job._asdict() | {"steps": job.steps, "tokens": job.steps * BATCH * LENGTH}
-    facts |= {"test_loss": round(test_loss(job, train, test), 4), "device": "cpu"}
+    facts |= {"test_loss": round(test_loss(trained(job, train), test), 4), "device": "cpu"}
     facts |= {name: versions()[name] for name in ("torch", "transformers")}
     return facts | {"date": datetime.date.today().isoformat()}
 
 
 if __name__ == "__main__":
-    data = language_modelling("tiny", length=LENGTH)
-    rows = [data.data(part).with_format("torch")["input_ids"][:] for part in ("train", "test")]
+    train, test = rows()
     there = pd.read_csv(ROWS)[list(Job._fields)] if ROWS.exists() else pd.DataFrame()
     done = set(there.itertuples(index=False, name=None))
     each = product(STEPS, RATES, SEEDS, ORDERS, MODELS)
     jobs = [Job(rate, steps, *others) for steps, rate, *others in each]
     for job in tqdm([job for job in jobs if tuple(job) not in done], unit="run"):
-        made = pd.DataFrame([measure(job, rows[0], rows[1][:256])])
+        made = pd.DataFrame([measure(job, train, test)])
         made.to_csv(ROWS, mode="a", header=not ROWS.exists(), index=False)

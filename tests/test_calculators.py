@@ -1,9 +1,11 @@
 """`data/calculators.csv` and `data/fits.csv`: recorded rows that lesson 17 reads."""
 
 import shutil
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pandas as pd
+import pytest
 import torch
 from accelerate.commands import estimate
 from transformers import AutoConfig, AutoModel
@@ -43,6 +45,13 @@ def test_the_formula_by_hand():
     assert case(checkpointed=True).formula() == weights + 5 * 2 * 6 * 8 + ends
     assert case(bits=32).formula() == weights + 5 * 6 * 8 * 66 + ends
     assert case().sixteen_bytes() == 1600
+
+
+@pytest.mark.skipif(not find_spec("deepspeed"), reason="DeepSpeed is optional, and not installed")
+def test_deepspeed_says_the_same_by_its_function():
+    from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs as says
+
+    assert case().deepspeed() == says(100, cpu_offload=False)[1]
 
 
 def test_accelerate_says_the_same_by_its_command(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from evidence import equal_compute
+from evidence import equal_compute, expert_shares
 from evidence.lessons import lesson_19_real
 from helpers import load
 from test_lessons_pasted import cells_of, trained
@@ -94,9 +94,32 @@ def test_the_runs_of_equal_compute_are_whole_and_say_what_the_lesson_says():
     wanted = set(product(equal_compute.STEPS, equal_compute.RATES, (0, 1, 2), (0, 1)))
     losses = runs.pivot_table("test_loss", ["compute", "rate", "seed", "order"], "model")
     assert set(losses.index) == wanted and losses.notna().all(axis=None)
-    better = losses.loc[equal_compute.STEPS[-1], losses.groupby("rate").mean()["experts"].idxmin()]
+    more = losses.loc[equal_compute.STEPS[-1]]
+    better = more.loc[more.groupby("rate").mean()["experts"].idxmin()]
+    few = (losses["experts"] - losses["same cost"]).loc[equal_compute.STEPS[0]].groupby("rate")
+    assert (few.min() < 0).all() and (few.max() > 0).all()  # after few steps: no difference
     assert (better["experts"] > better["same cost"]).all()
     assert (better["experts"] < better["same size"]).all()
+
+
+def test_the_runs_of_expert_shares_are_whole_and_say_what_the_lesson_says():
+    runs = load("expert_shares").set_index(["balance", "seed", "order"])["busiest"]
+    assert set(runs.index) == set(product(expert_shares.WAYS, (0, 1, 2), (0, 1)))
+    without, library, by_layer = (runs[way] for way in expert_shares.WAYS)
+    assert (without > 3.9).all() and library.mean() < without.mean()
+    assert (by_layer < without - 0.5).all() and not (library < without - 0.5).all()
+
+
+def test_a_recorded_run_is_the_lessons():
+    """One of each table done again: the lesson's functions, and the recorded number."""
+    lesson = cells_of("19", "learn, even, shares, KINDS, HELD_OUT")
+    model, loss = lesson["learn"](lesson["KINDS"]["experts"], lesson["even"])
+    runs = load("equal_compute").query("compute == 24 and rate == 0.003 and seed == order == 0")
+    wanted = runs.query("model == 'experts'")["test_loss"].item()
+    assert loss == pytest.approx(wanted, rel=0.01)
+    busiest = load("expert_shares").set_index(["balance", "seed", "order"])["busiest"]
+    found = expert_shares.EXPERTS * lesson["shares"](model).max().item()
+    assert found == pytest.approx(busiest["the library's", 0, 0], rel=0.1)
 
 
 def test_a_line_through_twins_leads_to_the_whole_mixture():

@@ -26,6 +26,7 @@ SCHEMAS = {  # by path below data/, without ".csv"
     "techniques": by_hand.techniques,
     "measurements/adapter_steps": by_hand.adapter_steps,
     "measurements/equal_compute": by_hand.equal_compute,
+    "measurements/expert_shares": by_hand.expert_shares,
     "measurements/dynamics": by_hand.dynamics,
     "measurements/first_roles": measured.first_roles,
     "measurements/kernels": measured.kernels,

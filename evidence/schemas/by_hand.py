@@ -136,6 +136,14 @@ def equal_compute():
     return table(found, "rate compute seed order model")
 
 
+def expert_shares():
+    ways = "no balance loss", "the library's", "layer by layer"
+    found = {"balance": cell(one_of(*ways)), **columns(cell(WHOLE), "seed order steps")}
+    found |= columns(cell(POSITIVE), "busiest test_loss")
+    found |= columns(FILLED, "device torch transformers") | {"date": cell(DAY)}
+    return table(found, "balance seed order")
+
+
 def dynamics():
     found = columns(FILLED, "experiment network way") | columns(cell(WHOLE), "batch seed order")
     found |= {"rate": cell(POSITIVE), "loss": cell(POSITIVE, empty=True)}

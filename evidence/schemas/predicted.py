@@ -96,7 +96,7 @@ def speed_constants():
 
 def calculators():
     found = columns(FILLED, "set run model") | {"kind": cell(one_of("full", "LoRA"))}
-    guesses = "measured predicted accelerate sixteen_bytes formula"
+    guesses = "measured predicted accelerate deepspeed sixteen_bytes formula"
     return table(found | columns(cell(POSITIVE), guesses), "set run")
 
 

@@ -28,10 +28,15 @@ def copied(value):
 
 
 def claim(place: torch.device, module: torch.fx.GraphModule, inputs: tuple | list = ()) -> None:
-    """Let a graph's tensors claim to lie on the card, by which Inductor chooses its ways; or on
-    the CPU again.
+    """Let a graph's tensors claim to lie on the card, or on the CPU again.
 
-    Claimed afterwards: a build for the CPU alone cannot compute with fake tensors of CUDA.
+    Inductor chooses its ways by it. Claimed afterwards: a build for the CPU alone cannot compute
+    with fake tensors of CUDA.
+
+    Args:
+        place: where they claim to lie.
+        module: the graph, changed in place.
+        inputs: fake tensors that it is given, changed in place.
     """
 
     def moved(device: torch.device) -> torch.device:
@@ -61,8 +66,12 @@ def _on_cpu(update: Callable) -> Callable:
 
 @contextmanager
 def found(card: Card | None, moved: list[int]) -> Iterator[None]:
-    """Inductor finds a card of these properties and Triton for it, or a CPU; it writes no kernel,
-    and `moved` takes the bytes of each."""
+    """Inside of it Inductor finds a card and Triton for it, or a CPU, and writes no kernel.
+
+    Args:
+        card: whose properties it is told; None for a CPU.
+        moved: takes the bytes that each kernel reads and writes.
+    """
     from torch._inductor import cpu_vec_isa
     from torch._inductor.codegen import cpp
     from torch._inductor.runtime.hints import DeviceProperties

@@ -54,10 +54,19 @@ class Kernels:
         return rates[kind]
 
     def product(self, batch, m, n, k, kind, aligned) -> float:
-        """The best of some shapes of tiles and splits of the inner side, wave by wave.
+        """Seconds of a batch of products [m, k] x [k, n], without reading the matrices.
 
-        All multiprocessors compute a tile at the rate that large products reach on this card; then
-        the wave ends. Reading the matrices may take longer: `seconds` counts their bytes.
+        The best of some shapes of tiles and splits of the inner side, wave by wave: all
+        multiprocessors compute a tile at the rate that large products reach on this card; then the
+        wave ends. Reading the matrices may take longer: `seconds` counts their bytes.
+
+        Args:
+            batch, m, n, k: how many products, and their sides.
+            kind: of the numbers, such as fp16 or tf32.
+            aligned: whether all sides suit tensor cores.
+
+        Raises:
+            Missing: the card's rate for this kind is not known.
         """
         if 1 in (m, n):  # a matrix times a vector: each value is read once
             return 0.0

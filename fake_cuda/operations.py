@@ -172,8 +172,17 @@ class Work:
     def in_turn(
         self, trace, issued: str, work: tuple[Product, ...], moved: int, again: bool
     ) -> None:
-        """Experts one after another, once the host has asked for the number of their rows
-        (_grouped_mm_fallback in aten/src/ATen/native/GroupedMMUtils.h, transformers' moe.py)."""
+        """Experts one after another, once the host has asked for the number of their rows.
+
+        (_grouped_mm_fallback in aten/src/ATen/native/GroupedMMUtils.h, transformers' moe.py)
+
+        Args:
+            trace: the run.
+            issued: what the host pays for an operation.
+            work: the products of an operation, whose batch is the number of experts.
+            moved: bytes that all of them read and write.
+            again: whether a checkpointed layer computes them anew.
+        """
         self.wait(trace)
         for product in work:
             one, part = product._replace(batch=1), moved // (product.batch * len(work))  # bytes

@@ -26,9 +26,18 @@ THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # of a mult
 
 
 def workspace(capability: tuple[int, int], versions: Versions | None = None) -> int:
-    """Bytes of cuBLAS's workspace, of which each thread takes one with its first product: 8 MiB and
-    a bit (`:4096:2:16:8`), 32 MiB on Hopper and on today's Blackwell
-    (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    """Bytes of cuBLAS's workspace, of which each thread takes one with its first product.
+
+    8 MiB and a bit (`:4096:2:16:8`), 32 MiB on Hopper and on today's Blackwell
+    (aten/src/ATen/cuda/CublasHandlePool.cpp).
+
+    Args:
+        capability: of the card, such as (9, 0).
+        versions: of the libraries of the run; today's where nothing is said.
+
+    Returns:
+        Bytes; 0 for a torch whose allocator does not count them.
+    """
     versions = versions or Versions()
     if not versions.workspace_is_counted:
         return 0

@@ -214,8 +214,8 @@ class Trace(TorchDispatchMode):
     def launched(
         self, kernel: str, pointers: list, programs: int | None, value: int | None
     ) -> None:
-        """A Triton kernel was launched: `pointers` are the tensors that it was given, `value` is
-        what its wrapper is told of its counts, where that is known."""
+        """A Triton kernel of so many `programs` was launched: `pointers` are the tensors that it
+        was given, `value` is what its wrapper is told of its counts, where that is known."""
         self.work.launch(kernel, sum(pointer.moved for pointer in pointers), programs, self)
         self.counts.wrote(pointers, Count(kernel, value))
 

@@ -136,9 +136,17 @@ def _subject(item) -> tuple:
 
 
 def record(lesson: str, *items) -> Path | None:
-    """Append runs and predictions to `build/runs/<lesson>.csv`, the learner's own; its path.
+    """Append runs and predictions to `build/runs/<lesson>.csv`, the learner's own.
 
-    Where that cannot be written a sentence says so, and the lesson goes on.
+    Args:
+        lesson: the lesson's name, which is the file's.
+        *items: what `train` and `predict` returned; one row each.
+
+    Returns:
+        The file's path. None where it cannot be written: a sentence says so, the lesson goes on.
+
+    Raises:
+        ValueError: there is nothing to record.
     """
     if not items:
         raise ValueError("nothing to record: give the runs and predictions after the lesson")

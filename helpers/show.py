@@ -62,9 +62,14 @@ def figure(fig, alt: str) -> None:
 def bars(
     rows: dict[str, dict[str, float]], alt: str, title: str = "", limit=None, end=None
 ) -> None:
-    """Horizontal bars of bytes by category, one a row; a dashed line at `limit` bytes.
+    """Show horizontal bars of memory by category, one a row.
 
-    The axis ends at `end` bytes, if given: for pictures that take each other's place.
+    Args:
+        rows: of each row's label the bytes of each category; a category left out is none.
+        alt: what the picture shows, for those who do not see it.
+        title: above the picture.
+        limit: bytes at which a dashed line stands, such as a card's.
+        end: bytes at which the axis ends, for pictures that take each other's place.
     """
     table = pd.DataFrame(rows, index=CATEGORIES).T.fillna(0) / GIB
     shape = {"figsize": (7, 1.1 + 0.5 * len(rows)), "width": 0.8, "legend": False}
@@ -88,9 +93,18 @@ def bars(
 def timeline(prediction, alt: str, title: str = "", top: float | None = None, time=False) -> None:
     """Show one step of a prediction: bytes by category after each birth or death of a tensor.
 
-    One operation may make and free hundreds of tensors, so widths say nothing of time. `top` bytes
-    make the axis as high as that of another picture; `time` draws to the scale of the predicted
-    time instead, for a card whose rates are known. A dot marks the peak.
+    One operation may make and free hundreds of tensors, so widths say nothing of time. A dot marks
+    the peak.
+
+    Args:
+        prediction: what `predict` returned.
+        alt: what the picture shows, for those who do not see it.
+        title: above the picture.
+        top: bytes that make the axis as high as that of another picture; else the peak.
+        time: draw to the scale of the predicted time.
+
+    Raises:
+        ValueError: `time` is asked for, and none is predicted: the card's rates are not known.
     """
     figure(drawn(prediction, title, top, time), alt)
 

@@ -33,9 +33,16 @@ def tiny_config(classify: bool, length: int) -> transformers.PreTrainedConfig:
 
 
 def rows(split: str, columns: dict, test: float | int = 0.1) -> datasets.Dataset:
-    """Rows of `input_ids` [samples, length], and the ids as labels where there are no others.
+    """Samples as a dataset of tensors.
 
-    The last ones are for the test, the others for training.
+    Args:
+        split: train, or test for the last ones.
+        columns: `input_ids` [samples, length] and what else a sample has; the ids are the labels
+            where there are no others.
+        test: how many samples are for the test, or which share of them.
+
+    Raises:
+        KeyError: a split of another name.
     """
     columns = {"labels": columns["input_ids"]} | columns
     rows = datasets.Dataset.from_dict(columns).train_test_split(test, shuffle=False)

@@ -31,10 +31,14 @@ def code() -> str:
 
 
 def kept(question: str, predict: Callable[[], Facts]) -> Facts:
-    """What was kept for a question, or else what `predict` answers.
+    """What was kept for a question, or else what `predict` answers, which is kept.
 
     A file has two lines: a hash of question and answer, and the answer. One that is damaged, or
     holds the answer of another question, is written anew.
+
+    Args:
+        question: all that the answer depends on, as a text.
+        predict: what answers it; its errors are not kept.
     """
     path = data_file().parent / "build" / "predictions" / digest(question)
     with suppress(OSError, ValueError):

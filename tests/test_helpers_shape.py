@@ -7,6 +7,8 @@ import ast
 import importlib.metadata
 import inspect
 import pkgutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,15 @@ def test_public_names_are_importable_and_hide_no_module():
     for found in pkgutil.iter_modules([str(PACKAGE)]):
         if found.name != "__main__":  # importing that one is running it
             assert inspect.ismodule(getattr(helpers, found.name, None)), f"{found.name} is hidden"
+
+
+def test_importing_it_loads_none_of_the_libraries_it_uses():
+    ask = "import helpers, sys; print(*{name.split('.')[0] for name in sys.modules})"
+    run = subprocess.run(
+        [sys.executable, "-c", ask], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
+    )
+    heavy = {"torch", "transformers", "datasets", "accelerate", "peft", "pandas", "numpy"}
+    assert not {*heavy, "matplotlib", "fake_cuda"} & set(run.stdout.split())
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -104,7 +104,7 @@ def test_texts_end_to_end_know_their_lengths(run):
     found = run(varlen, ATTENTION)
     assert "Not timed: torch_attn::_varlen_attn." in found.time.note
     # Kept of a layer: its input, three quarters of queries, keys, values and result, and the result
-    # put back. The whole attention keeps as much: its input, and these without a place of their own.
+    # put back. The whole attention keeps as much: its input, these three, and the result.
     unit = 64 * 512 * 256 * 2  # bytes of one of them
     varlen, plain = (r.peak_by_category["activations"] for r in (found, run(PLAIN, ATTENTION)))
     assert 0 <= varlen - plain < unit / 8

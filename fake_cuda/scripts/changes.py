@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..refusals import GPU, what_it_uses
 from ..trace import FakeTensor
-from . import closures, generation, guesses
+from . import closures, extensions, generation, guesses
 from .graphs import graphs, profilers
 from .host import Where
 from .moves import ENGINE, Moves
@@ -57,6 +57,7 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from ranks(run, where, moves)
     yield from generation.changes(run, where)
     yield from closures.changes(run, where)
+    yield from extensions.found()
     yield torch.utils.cpp_extension, "_join_cuda_home", _no_compiler
     yield torch.cuda, "_compile_kernel", _no_compiler  # of CUDA's source, at run time
 

@@ -1,0 +1,101 @@
+"""Packages of CUDA kernels that a script may import, and that cannot be had without a card.
+
+They are found where nobody installed them, and answer as if somebody had. Of each some functions
+are known, by its source: what they keep and allocate is what torch's kernels of the same algorithm
+do, which stand in. Asked for another name, a package says that it is not known here.
+"""
+
+import importlib.machinery
+import importlib.metadata
+import sys
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import NamedTuple
+
+from . import apex, flash_attn, xformers
+from .words import Stop
+
+ASKED = (
+    "uses {} of the package {}, which cannot be installed without a card, and of which that is not "
+    "known here"
+)
+NO_MODULE = "__path__ __file__ __spec__ __all__ __wrapped__".split()
+
+
+class Package(NamedTuple):
+    """A package that stands in."""
+
+    distribution: str  # as pip calls it
+    version: str
+    modules: dict[str, dict]  # of each module's whole name what it has
+
+
+PACKAGES = {
+    "flash_attn": Package("flash-attn", flash_attn.VERSION, flash_attn.MODULES),
+    "xformers": Package("xformers", xformers.VERSION, xformers.MODULES),
+    "apex": Package("apex", apex.VERSION, apex.MODULES),
+}
+
+
+class Distribution(importlib.metadata.Distribution):
+    """What pip would have written of a package: its name, its version, what it installs."""
+
+    def __init__(self, name: str):
+        self.package = PACKAGES[name]
+        lines = f"Name: {self.package.distribution}\nVersion: {self.package.version}\n"
+        self.texts = {"METADATA": f"Metadata-Version: 2.1\n{lines}", "top_level.txt": name}
+
+    def read_text(self, filename: str) -> str | None:
+        return self.texts.get(filename)
+
+    def locate_file(self, path):
+        raise FileNotFoundError(path)
+
+
+class Finder:
+    """Asked last, when no other has a module or a distribution."""
+
+    @staticmethod
+    def find_spec(name: str, path=None, target=None) -> importlib.machinery.ModuleSpec | None:
+        first = name.partition(".")[0]
+        if first not in PACKAGES:
+            return None
+        if name in PACKAGES[first].modules:
+            return importlib.machinery.ModuleSpec(name, Loader, is_package=True)
+        if first in sys.modules and not getattr(sys.modules[first], "__file__", None):
+            raise Stop(ASKED.format(name, PACKAGES[first].distribution))
+        return None
+
+    @staticmethod
+    def find_distributions(context=None) -> Iterable[Distribution]:
+        asked = getattr(context, "name", None)
+        for name, package in PACKAGES.items():
+            if asked is None or asked.replace("_", "-").lower() == package.distribution:
+                yield Distribution(name)
+
+
+class Loader:
+    """Makes a module of what is known of it."""
+
+    @staticmethod
+    def create_module(spec) -> ModuleType | None:
+        return None
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        package = PACKAGES[module.__name__.partition(".")[0]]
+        module.__version__ = package.version
+        module.__dict__.update(package.modules[module.__name__])
+
+        def asked(name: str):
+            whole = f"{module.__name__}.{name}"
+            if whole in package.modules or name in NO_MODULE or name.startswith("__"):
+                raise AttributeError(whole)
+            raise Stop(ASKED.format(whole, package.distribution))
+
+        module.__getattr__ = asked
+
+
+def found() -> Iterator[tuple]:
+    """(owner, name, value): Python finds the packages, those that are not installed."""
+    yield sys, "meta_path", [*sys.meta_path, Finder]

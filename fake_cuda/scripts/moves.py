@@ -31,11 +31,6 @@ def is_card(value) -> bool:
     return True
 
 
-def _makes(func) -> bool:
-    """Whether a function makes tensors where torch.set_default_device says."""
-    return func in _device_constructors() or getattr(func, "__name__", "") == "tensor"
-
-
 def as_device(value):
     """What says a device: a number may, too, which without a card is none."""
     return torch.device("cuda", value) if type(value) is int else value
@@ -157,7 +152,7 @@ class Moves(TorchFunctionMode):
         where, asked = self.where, self.where.asked
         if kwargs.get("pin_memory") is True:  # of a factory; the host has no other memory here
             kwargs["pin_memory"] = False
-        if self.default and kwargs.get("device") is None and _makes(func):
+        if self.default and kwargs.get("device") is None and func in _device_constructors():
             kwargs["device"] = self.default
         if "device" in kwargs:
             kwargs["device"] = as_device(kwargs["device"])

@@ -17,6 +17,8 @@ from .words import SEVERAL, NoAnswer, Stop, TimeOver, in_line
 # Names of types, and texts: of libraries that are not loaded for this, and that wrap each other.
 OFFLINE = "ConnectionError|ConnectError|LocalEntryNotFound|OfflineModeIsEnabled|URLError|gaierror"
 OFFLINE += "|HfHubHTTPError|MaxRetryError|connect to 'https|Face Hub|urlopen|Network is unreachable"
+# Of these, which take a name for one on a hub where there is no such folder.
+HUB = "LocalEntryNotFound|OfflineModeIsEnabled|HfHubHTTPError|Face Hub|huggingface.co'|on the Hub"
 BROKEN = (BrokenPipeError, ConnectionResetError)  # of processes, as a closed network has none
 # What a script raises by values: if some were guessed, the script may be right.
 BY_VALUE = (AssertionError, ValueError, ArithmeticError, RuntimeError, LookupError)
@@ -37,8 +39,9 @@ OUTSIDE = (
 )
 CLOSED = (
     "needs a hub or another address{}, and the network is closed to it: fetch it first, or open "
-    "the network with --network ({})"
+    "the network with --network{} ({})"
 )
+NO_FOLDER = "; if a folder of this machine is meant, there is none of that name"
 # The system's words, for a library may print them: of its errors no type is left then.
 TERMINAL = ("Inappropriate ioctl", "not a terminal")
 OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
@@ -114,9 +117,16 @@ def _exited(end: End) -> str:
 def _not_reached(end: End) -> str:
     if not end.names(*OFFLINE.split("|")):
         return ""
+    folder = NO_FOLDER if end.names(*HUB.split("|")) else ""
     if end.network:
-        return f"needs a hub or another address{end.at}, and does not reach it ({end.said})"
-    return CLOSED.format(end.at, end.said)
+        return f"needs a hub or another address{end.at}, and does not reach it{folder} ({end.said})"
+    return CLOSED.format(end.at, folder, end.said)
+
+
+def _named_nowhere(end: End) -> str:
+    if not end.names("HFValidationError"):
+        return ""
+    return f"names what is no folder of this machine, and what no hub can have{end.at}: {end.kind}"
 
 
 def _not_allowed(end: End) -> str:
@@ -204,6 +214,7 @@ REASONS = (
     _several_processes,
     _exited,
     _not_reached,
+    _named_nowhere,
     _not_allowed,
     _of_ipython,
     _not_installed,

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 from ..shards import wraps
 from ..trace import FakeTensor
 from ..values import MOST, known
-from . import mixed
+from . import bounds, mixed
 from .host import CPU, CUDA, NOT_NUMPY, Where
 from .plain import plain_function
 from .words import SEVERAL_CARDS, Stop
@@ -166,6 +166,8 @@ class Moves(TorchFunctionMode):
         if "generator" in kwargs:
             there = where.on_card(args, kwargs) if asked is None else asked
             mixed.refuse_generator(kwargs, there)
+        if func is torch.nn.functional.one_hot and where.on_card(args):
+            bounds.check(where, func, args, kwargs, True)
         with where.to(asked, () if away else (args, kwargs)):
             out = func(*args, **kwargs)
         return tree_map(self.upload, out) if card else out

@@ -235,9 +235,15 @@ def test_what_is_not_written_in_python_stays_away_from_the_users_files(write, tm
             "the process that keeps it was ended by SIGKILL",
         ),
         ("x = 1\nopen('/dev/tty')", "needs a terminal in line 2 of train.py: `open('/dev/tty')`"),
-        ("set -e\npython x.py", "is no Python: it cannot be read in line 2 of train.py: `python"),
+        ("if x; then", "is no Python: it cannot be read in line 1 of train.py: `if x; then`"),
+        ("set -e\npython x.py", "starts another program to train, `python x.py`: give that one"),
+        ("#!/bin/sh\ntorchrun \\\n --n 2 x.py > o\n", "to train, `torchrun --n 2 x.py`: give"),
+        ("export A=1\nuv run x.py --lr 1", "to train, `uv run x.py --lr 1`: give that one"),
+        ('"python x.py"\nimprt torch', "is no Python: it cannot be read in line 2"),
         ("model: bert\nlr: 0.1\n", "is no script of Python: it states values"),
         ("# nothing\n", "has no line of code"),
+        ("import os\nos.system('uv run --with torch x.py')", "torch x.py`: give that one"),
+        ("import os\nos.system('poetry run accelerate launch x.py')", "launch x.py`: give that"),
         ("import os\nos.system('cd . && python x.py')", "train, `python x.py`: give that"),
         ("import subprocess as s\ns.run('echo; torchrun x.py', shell=True)", "`torchrun x.py`:"),
         ("import subprocess as s\ns.run(['bash', '-c', 'A=1 python x.py'])", "`python x.py`:"),
@@ -262,6 +268,46 @@ def test_bad_input_is_one_sentence(write, text, said, capsys, monkeypatch):
     assert main(["predict", "--gpu", "T4", "--script", write(text)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and said in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["sh x.sh", "bash x.sh", "uv run x.py", "poetry run python x.py", "accelerate launch x.py"]
+    + ["torchrun --nproc-per-node 2 x.py", "python x.py"],
+)
+def test_a_command_in_the_place_of_a_script_is_told(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    first, *rest = command.split()
+    for given in ([command], [first, "--", *rest]):
+        assert main(["predict", "--gpu", "T4", "--script", *given]) == 2
+        assert f"{command} is a command, and a script of Python is" in capsys.readouterr().err
+
+
+def test_a_package_that_cannot_be_run_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", "--gpu", "T4", "-m", "json.decoder", "--", "x"]) == 2
+    assert "never runs a model" in capsys.readouterr().err
+    assert main(["predict", "--gpu", "T4", "-m", "email"]) == 2
+    assert "needs the module email.__main__, which is not" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "asks, hub",
+    [
+        ("transformers.AutoModel.from_pretrained('models/mine')", True),
+        ("transformers.AutoTokenizer.from_pretrained('mine')", True),
+        ("datasets.load_dataset('data/mine')", True),
+        ("transformers.AutoTokenizer.from_pretrained('./models/mine/x')", None),
+        ("urllib.request.urlopen('http://example.org')", False),
+    ],
+)
+def test_a_folder_that_is_not_there_may_be_meant_where_a_hub_is_asked(write, asks, hub, capsys):
+    path = write(f"import datasets, transformers, urllib.request\n{asks}")
+    assert main(["predict", "--gpu", "T4", "--script", path]) == 2
+    said = capsys.readouterr().err
+    assert ("needs a hub or another address in line 2" in said) == (hub is not None)
+    assert ("if a folder of this machine is meant, there is none of that" in said) == (hub is True)
+    assert ("names what is no folder of this machine, and what no hub" in said) == (hub is None)
 
 
 @pytest.mark.parametrize("name, said", [("a folder", "is a folder"), ("no text", "is not Python")])

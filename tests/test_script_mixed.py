@@ -158,6 +158,8 @@ OUT_OF_RANGE = {
     "F.cross_entropy(there, torch.arange(8).cuda() - 1)": "uses label -1 where there are 8",
     "F.nll_loss(there, torch.full((8,), -100).cuda(), ignore_index=0)": "uses label -100",
     "F.cross_entropy(heads, torch.full((1, 8, 8), 1).cuda())": "uses label 1 where there are 1",
+    "F.one_hot(rows.cuda() + 6, 8)": "uses label 8 where there are 8 classes",
+    "F.one_hot(rows.cuda() - 1, num_classes=8)": "uses label -1 where there are 8 classes",
     "there[rows + 6]": "uses index 8 of a dimension with 8 entries",
     "there[:, rows.cuda() - 9]": "uses index -9 of a dimension with 8 entries",
     "there[rows * 9] = 0.0": "uses index 18 of a dimension with 8 entries",
@@ -182,9 +184,9 @@ there[ids[:8] > 3], there[rows, rows.cuda() + 5], there[ids[:8, None], ids[:8]],
 there[ids[:8] % 2 == 0, 1], heads[:, [0, -1], 7]
 there.index_select(0, ids[:8]), there.gather(1, ids[:8, None]), there.take(ids - 64)
 there.scatter_(0, ids[None, :8], 1.0), there.index_fill_(0, ids[:8] - 8, 1.0)
-F.one_hot(ids, 9), F.one_hot(ids), there.sum().gather(0, ids[0])
+F.one_hot(ids, 9), F.one_hot(ids), F.one_hot(rows + 5, num_classes=8), there.sum().gather(0, ids[0])
 with torch.inference_mode():
-    F.cross_entropy(there, labels), table(ids)
+    F.cross_entropy(there, labels), table(ids), F.one_hot(ids, 9)
 # What was written through a view is not known any more.
 tokens = torch.full((4, 6), -1, device="cuda")
 for k in range(6):

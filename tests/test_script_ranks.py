@@ -228,6 +228,61 @@ def test_what_a_script_does_without_an_environment_is_its_own(write):
     assert script.note == ""
 
 
+@pytest.mark.parametrize(
+    "asks",
+    [
+        """
+        if os.environ.get("LOCAL_RANK") is None:
+            raise ValueError("LOCAL_RANK must be set before selecting a local device.")
+        """,
+        "assert 'RANK' in os.environ\n",
+        "rank = int(os.environ.get('RANK'))\n",
+        "assert os.environ.get('WORLD_SIZE'), 'run me with torchrun'\n",
+        "if os.environ.get('MASTER_ADDR') is None: raise SystemExit('start it with torchrun')\n",
+        """
+        try:
+            rank = int(os.environ["RANK"])
+        except KeyError as error:
+            raise RuntimeError("no launcher") from error
+        """,
+    ],
+)
+def test_who_asks_for_torchruns_variables_is_told_them(write, asks):
+    path = write("import os, torch\n", asks, "model = torch.nn.Linear(1024, 4).cuda()\n", UPDATES)
+    script = Script(path)
+    simulate(script, card=T4)
+    assert script.updates == 2 and script.note == ONE_PROCESS
+
+
+@pytest.mark.parametrize(
+    "asks, said",
+    [
+        ("raise KeyError('GRANK')\n", "fails by itself in line 2 of train.py: .*: KeyError"),
+        (
+            """
+            try:
+                rank = int(os.environ["RANK"])
+            except KeyError:
+                raise ValueError("one process, and no data")
+            """,
+            "one process, and no data",
+        ),
+    ],
+)
+def test_another_mistake_is_told_and_not_tried_with_torchruns_variables(write, asks, said):
+    seen = "print('RANK' in os.environ)\n"
+    script = Script(write("import os; " + seen, asks))
+    with pytest.raises(ValueError, match=said):
+        simulate(script, card=T4)
+    assert script.printed.startswith("False")
+
+
+def test_how_many_processes_there_are_stays_as_it_was_said(write, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=SEVERAL[:30]):
+        simulate(Script(write(BEGIN)), card=T4)
+
+
 def test_data_parallel_takes_its_input_to_the_card(write):
     lines = "import torch\nmodel = torch.nn.Linear(1024, 4).cuda()\n"
     loop = UPDATES.replace("4, 1024", "40_000, 1024")

@@ -204,6 +204,21 @@ def test_a_pretrained_model_is_loaded_again(run):
     """)
 
 
+def test_buffers_that_no_file_holds_have_their_values_in_a_pretrained_model(run):
+    """Which are filled after it was made on "meta", where torch.tensor asks what is the place."""
+    run("""
+        from transformers import BertConfig, BertModel
+        with torch.device("meta"):
+            assert torch.tensor([1.0]).is_meta and torch.get_default_device().type == "meta"
+        sizes = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=100)
+        BertModel(BertConfig(intermediate_size=64, **sizes)).save_pretrained("kept")
+        again = BertModel.from_pretrained("kept")
+        positions = again.embeddings.position_ids
+        assert positions.flatten().tolist() == list(range(512))
+        again.cuda()(input_ids=torch.ones(2, 8, dtype=torch.long, device="cuda"))
+    """)
+
+
 TRAINER = """
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 import os

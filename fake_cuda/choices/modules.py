@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 import transformers
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 from transformers import masking_utils
@@ -79,6 +80,9 @@ def _loader(begin: Callable) -> Callable:
 
 def _tensor(make: Callable) -> Callable:
     """`torch.tensor` of a list in which there are fake tensors of one number."""
+    # `with torch.device("meta")` knows by its own list what it places, which torch makes once: of
+    # the function that it sees, not of this one.
+    _device_constructors()
 
     def number(tensor):
         return tensor if tensor.dim() else tensor.item()

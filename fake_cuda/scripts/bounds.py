@@ -78,9 +78,9 @@ def _labels(scores, labels, weight=None, reduction=1, ignored=-100, *_) -> Itera
         yield Bounds(labels, classes, 0, LABEL, ignored)
 
 
-def _one_hot(labels, classes=-1) -> Iterator[Bounds]:
-    if classes > 0:
-        yield Bounds(labels, classes, 0, LABEL)
+def _one_hot(labels, num_classes=-1) -> Iterator[Bounds]:
+    if num_classes > 0:
+        yield Bounds(labels, num_classes, 0, LABEL)
 
 
 RULES = {
@@ -94,17 +94,19 @@ RULES = {
     # The composite ones come whole in inference mode.
     _labels: (aten.nll_loss_forward, aten.nll_loss2d_forward, aten.nll_loss, aten.nll_loss2d)
     + (aten.nll_loss_nd, aten.cross_entropy_loss),
-    _one_hot: (aten.one_hot,),
+    # Of a fake tensor it compares, where a card scatters: it is seen as a function only.
+    _one_hot: (torch.nn.functional.one_hot,),
 }
 RULES = {operation: rule for rule, operations in RULES.items() for operation in operations}
 
 
-def check(where, func, args: tuple, card: bool) -> None:
-    """Stop the script, or on the host raise an IndexError, if an index is out of range."""
-    rule = RULES.get(func.overloadpacket)
+def check(where, func, args: tuple, kwargs: dict, card: bool) -> None:
+    """Stop the script, or on the host raise an IndexError, if an index is out of range; of an
+    operation's packet, or of a function."""
+    rule = RULES.get(func)
     if rule is None or in_backward():
         return
-    for bounds in rule(*args):
+    for bounds in rule(*args, **kwargs):
         wrong = _outside(bounds)
         if wrong is not None:
             _say(where, bounds, wrong, card)

@@ -115,7 +115,7 @@ class Where(TorchDispatchMode):
         if not (fakes or card or self.asked is False or _is_weight(func, args, **kwargs)):
             with no_dispatch():  # real tensors alone; much quicker than to take the modes off
                 return func(*args, **kwargs)
-        bounds.check(self, func, args, card)
+        bounds.check(self, func.overloadpacket, args, {}, card)
         if self.falling and (number := self.falling.number(func, args)) is not None:
             return number
         written = args[0] if args and func._schema.is_mutable else None

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 from ..shards import wraps
 from ..trace import FakeTensor
 from ..values import MOST, known
-from . import mixed
+from . import bounds, mixed
 from .host import CPU, CUDA, NOT_NUMPY, Where
 from .plain import plain_function
 from .words import SEVERAL_CARDS, Stop
@@ -29,11 +29,6 @@ def is_card(value) -> bool:
     if str(value).split(":")[1:] not in ([], ["0"]):
         raise Stop(SEVERAL_CARDS.format(value))
     return True
-
-
-def _makes(func) -> bool:
-    """Whether a function makes tensors where torch.set_default_device says."""
-    return func in _device_constructors() or getattr(func, "__name__", "") == "tensor"
 
 
 def as_device(value):
@@ -157,7 +152,7 @@ class Moves(TorchFunctionMode):
         where, asked = self.where, self.where.asked
         if kwargs.get("pin_memory") is True:  # of a factory; the host has no other memory here
             kwargs["pin_memory"] = False
-        if self.default and kwargs.get("device") is None and _makes(func):
+        if self.default and kwargs.get("device") is None and func in _device_constructors():
             kwargs["device"] = self.default
         if "device" in kwargs:
             kwargs["device"] = as_device(kwargs["device"])
@@ -171,6 +166,8 @@ class Moves(TorchFunctionMode):
         if "generator" in kwargs:
             there = where.on_card(args, kwargs) if asked is None else asked
             mixed.refuse_generator(kwargs, there)
+        if func is torch.nn.functional.one_hot and where.on_card(args):
+            bounds.check(where, func, args, kwargs, True)
         with where.to(asked, () if away else (args, kwargs)):
             out = func(*args, **kwargs)
         return tree_map(self.upload, out) if card else out

@@ -11,11 +11,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from ..refusals import GPU, what_it_uses
 from . import mixed, view, watch
-from .words import SEVERAL, NoAnswer, Stop, in_line
+from .ranks import PROCESS
+from .words import SEVERAL, NoAnswer, Stop, TimeOver, in_line
 
 # Names of types, and texts: of libraries that are not loaded for this, and that wrap each other.
 OFFLINE = "ConnectionError|ConnectError|LocalEntryNotFound|OfflineModeIsEnabled|URLError|gaierror"
 OFFLINE += "|HfHubHTTPError|MaxRetryError|connect to 'https|Face Hub|urlopen|Network is unreachable"
+# Of these, which take a name for one on a hub where there is no such folder.
+HUB = "LocalEntryNotFound|OfflineModeIsEnabled|HfHubHTTPError|Face Hub|huggingface.co'|on the Hub"
 BROKEN = (BrokenPipeError, ConnectionResetError)  # of processes, as a closed network has none
 # What a script raises by values: if some were guessed, the script may be right.
 BY_VALUE = (AssertionError, ValueError, ArithmeticError, RuntimeError, LookupError)
@@ -23,7 +26,6 @@ IPYTHON = r"[.]ipynb, cell .*(=\s*[!%]|\bawait\b|get_ipython)"  # of its own syn
 NO_VALUES = "what it makes there depends on tensors' values, which are not known on the card"
 # Of a library that is not loaded for this, or of a program's command.
 DRIVER = "NVML|nvidia-smi"
-ALONE = ("'RANK'", "'LOCAL_RANK'", "'WORLD_SIZE'", "'MASTER_ADDR'", "'LOCAL_WORLD_SIZE'")
 FULL = (
     "writes more than there is room for{at}: what it writes is kept in memory, half of this "
     "machine's at most"
@@ -35,14 +37,11 @@ OUTSIDE = (
     "writes to {}, outside of the copy of its folder in which it runs on this system"
     "{{at}}: name a folder inside it"
 )
-# Of os.environ's file as tracebacks name it: os is frozen since Python 3.11, as "<frozen os>".
-OF_ENVIRONMENT = type(os.environ).__getitem__.__code__.co_filename
-# A ValueError like any other, but for its text: torch/distributed/rendezvous.py.
-UNSET = "environment variable [A-Z_]+ expected, but not set"
 CLOSED = (
     "needs a hub or another address{}, and the network is closed to it: fetch it first, or open "
-    "the network with --network ({})"
+    "the network with --network{} ({})"
 )
+NO_FOLDER = "; if a folder of this machine is meant, there is none of that name"
 # The system's words, for a library may print them: of its errors no type is left then.
 TERMINAL = ("Inappropriate ioctl", "not a terminal")
 OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
@@ -104,7 +103,7 @@ def _stopped(end: End) -> str:
 
 
 def _several_processes(end: End) -> str:
-    return SEVERAL if alone(end.error) or end.names("_share_fd_") else ""
+    return SEVERAL if end.names("_share_fd_") else ""
 
 
 def _exited(end: End) -> str:
@@ -118,9 +117,16 @@ def _exited(end: End) -> str:
 def _not_reached(end: End) -> str:
     if not end.names(*OFFLINE.split("|")):
         return ""
+    folder = NO_FOLDER if end.names(*HUB.split("|")) else ""
     if end.network:
-        return f"needs a hub or another address{end.at}, and does not reach it ({end.said})"
-    return CLOSED.format(end.at, end.said)
+        return f"needs a hub or another address{end.at}, and does not reach it{folder} ({end.said})"
+    return CLOSED.format(end.at, folder, end.said)
+
+
+def _named_nowhere(end: End) -> str:
+    if not end.names("HFValidationError"):
+        return ""
+    return f"names what is no folder of this machine, and what no hub can have{end.at}: {end.kind}"
 
 
 def _not_allowed(end: End) -> str:
@@ -208,6 +214,7 @@ REASONS = (
     _several_processes,
     _exited,
     _not_reached,
+    _named_nowhere,
     _not_allowed,
     _of_ipython,
     _not_installed,
@@ -239,10 +246,16 @@ def ours(error: BaseException) -> bool:
 
 
 def alone(error: BaseException | None) -> bool:
-    """Whether it ended since nobody told it how many processes there are."""
-    frames = traceback.extract_tb(error.__traceback__) if error else []
-    asked = isinstance(error, KeyError) and frames[-1:] and frames[-1].filename == OF_ENVIRONMENT
-    return bool(asked and str(error) in ALONE or re.search(UNSET, str(error)))
+    """Whether it ended since nobody told it what torchrun tells each process: an error names
+    torchrun or such a variable, which is not set, or was raised in a line that does."""
+    unset = "|".join(name for name in PROCESS if name not in os.environ)
+    while unset and error is not None and not isinstance(error, Stop | TimeOver):
+        line = (traceback.extract_tb(error.__traceback__) or [None])[-1]
+        quoted = re.search(f"[\"']({unset})[\"']", line and line.line or "")
+        if quoted or re.search(rf"\b({unset}|torchrun)\b", str(error)):
+            return True
+        error = error.__cause__  # not its context: the script may have gone on without it
+    return False
 
 
 def _refused(error: BaseException) -> str:

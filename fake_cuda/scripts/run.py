@@ -40,9 +40,8 @@ from .moves import Moves, in_torch
 from .ranks import told
 from .source import cells_or_code
 from .verdict import Again, Failure, ending, judge, leads
-from .words import Stop
+from .words import STARTS, Stop
 
-STARTS = "starts another program to train, `{}`: give that one to the prediction"
 HELD = 4  # ticks of half a second that a script which was stopped has to come to its end
 QUIET = dict(HF_DEACTIVATE_ASYNC_LOAD="1", WANDB_MODE="disabled", TQDM_DISABLE="1")
 

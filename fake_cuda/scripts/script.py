@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from . import watch
 from .attempt import Attempt, Outcome
 
 try:
@@ -20,6 +22,10 @@ except ModuleNotFoundError as error:  # Windows
 RUN = f"{__package__}.run"  # loads torch and transformers: in the script's process
 
 SECONDS = 300.0
+A_COMMAND = (
+    "{} is a command, and a script of Python is asked for: name the one that it starts, as in "
+    "--script train.py -- its arguments; for several processes name as many cards, as --gpus 2xT4"
+)
 
 
 class Script:
@@ -58,7 +64,7 @@ class Script:
         self._waiting = None  # a process that was started before it is needed
         self.__name__ = self.path if module else Path(path).name
         if not module:
-            _check(Path(path))
+            _check(Path(path), self.arguments)
 
     @contextmanager
     def started(self) -> Iterator[None]:
@@ -137,11 +143,14 @@ def _stood(printed: str, name: str) -> str:
     return next((f for f in frames if name in f), (frames or ["nowhere"])[0])
 
 
-def _check(path: Path) -> None:
+def _check(path: Path, arguments: list[str]) -> None:
     try:
         if path.is_dir():
             raise ValueError(f"{path} is a folder: name the script in it")
         if not path.is_file():
+            words = [*str(path).split(), *arguments]
+            if watch.trained(words) or words and shutil.which(words[0]):
+                raise ValueError(A_COMMAND.format(" ".join(words)))
             raise ValueError(f"{path} is not a file")
         text = path.read_bytes()
     except PermissionError:

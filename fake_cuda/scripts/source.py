@@ -4,12 +4,14 @@ import ast
 import importlib.util
 import json
 import linecache
+import shlex
 import types
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from .words import Stop, in_line
+from .watch import trained
+from .words import STARTS, Stop, in_line
 
 MAGIC = ("%", "!", "?")
 KEEPS = ("%%time", "%%timeit", "%%capture", "%%prun")  # cell magics whose cell is Python
@@ -30,7 +32,8 @@ def cells_or_code(path: str, module: bool, main: types.ModuleType) -> Iterator[t
     if module:
         spec = importlib.util.find_spec(path)
         if spec and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{path}.__main__")
+            path = f"{path}.__main__"
+            spec = importlib.util.find_spec(path)
         if spec is None:
             raise ModuleNotFoundError(f"No module named {path!r}", name=path)
         main.__dict__.update(__file__=spec.origin, __spec__=spec, __package__=spec.parent)
@@ -58,9 +61,13 @@ def _compiled(text: bytes, path: str) -> types.CodeType:
     try:
         code = compile(text, path, "exec")
     except SyntaxError as error:
-        lines = text.splitlines(keepends=True)[: (error.lineno or 1) - 1]
-        if error.filename == path and not _acts(lines):
-            raise Stop(NO_PYTHON.format(in_line(error), error.msg)) from None
+        lines, at = text.splitlines(keepends=True), (error.lineno or 1) - 1
+        if error.filename == path and not _acts(lines[:at]):
+            while at and lines[at - 1].rstrip(b"\r\n").endswith(b"\\"):  # of the same line
+                at -= 1
+            words = trained(b"".join(lines[at:]))  # of a shell's script
+            said = NO_PYTHON.format(in_line(error), error.msg)
+            raise Stop(STARTS.format(shlex.join(words)) if words else said) from None
         raise
     tree = ast.parse(text)
     if not tree.body:

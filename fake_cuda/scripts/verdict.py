@@ -1,5 +1,7 @@
 """What comes of a script that has ended: what is said with its answer, or why there is none."""
 
+import os
+
 import torch
 
 from ..replay import step_ends
@@ -41,7 +43,8 @@ def _try_again(run, error: BaseException | None, refused: bool) -> None:
     if run.attempt.limited and out and over:
         raise Again(dict(limited=False))  # and say how much it would have needed
     if not run.attempt.environment and alone(error):
-        raise Again(dict(environment=PROCESS))
+        unset = {name: value for name, value in PROCESS.items() if name not in os.environ}
+        raise Again(dict(environment=unset))
     if refused and run.attempt.compiles and run.compiled.codes:
         raise Again(dict(compiles=False))  # perhaps by a value that a plan has not
 

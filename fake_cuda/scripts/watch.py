@@ -23,6 +23,7 @@ CHANGES = {
 NO_PROGRAMS = "no programs are started here"
 ATTACH = 24  # sqlite3.h: SQLITE_ATTACH, of which the hook hears nothing
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+RUNNERS = ("uv", "poetry", "pdm", "pipenv", "hatch", "rye", "pixi", "conda", "mamba", "micromamba")
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 BEFORE = ("env", "exec", "time", "nohup", "command", "then", "do", "else", "{", "!")
 ASSIGNS = re.compile(r"[A-Za-z_]\w*=")
@@ -126,11 +127,23 @@ def trained(command) -> list[str]:
         text = words[next(flags, len(words)) + 1 :]
         return trained(text[0]) if text else []
     ends = (k for k, word in enumerate(words) if REDIRECTS.match(word))
-    return words[: next(ends, len(words))] if trains(words) else []
+    return words[: next(ends, len(words))] if _run_by(words) or trains(words) else []
+
+
+def _run_by(words: list[str]) -> bool:
+    """Whether a runner, as in `uv run --with torch train.py`, is given what trains. Its options may
+    have a word each."""
+    if not words or os.path.basename(words[0]) not in RUNNERS or "run" not in words[1:]:
+        return False
+    given = words[words.index("run", 1) + 1 :]
+    first = next((k for k, word in enumerate(given) if not word.startswith("-")), len(given))
+    found = (given[k:] for k in range(first, first + (2 if first else 1)) if given[k:])
+    return any(rest[0].endswith(".py") or trained(rest) for rest in found)
 
 
 def _split(text: str) -> list[list[str]]:
     """The commands in a text for a shell."""
+    text = text.replace("\\\n", " ")
     parts = shlex.shlex(text, posix=True, punctuation_chars=";&|()\n")
     parts.whitespace, parts.whitespace_split, parts.commenters = " \t\r", True, ""
     commands = [[]]

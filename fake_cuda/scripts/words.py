@@ -14,6 +14,7 @@ SEVERAL = (
 MORE_RANKS = (
     "asks for {} processes, and {} cards were named: name as many, as --gpus 8xA100-40GB does"
 )
+STARTS = "starts another program to train, `{}`: give that one to the prediction"
 RANK_0 = (
     "It was run as rank 0 of {}, as torchrun would run it. In a step its link carries {:,.0f} MiB, "
     "if cards stand in a ring; that takes time beside the step's or on top of it."

@@ -445,3 +445,14 @@ def test_tf32_is_asked_of_the_card(run):
     ampere = Card("A100", (8, 0), 108, 1555e9, {"fp32": 19.5e12, "tf32": 150e12})
     times = [run(text, card=ampere).found.step_seconds for text in ("", asks)]
     assert times[1] <= times[0]
+
+
+def test_a_script_that_ends_where_torch_has_left_its_modes_is_told_why(run):
+    """As an error within compiled code does, it leaves fewer modes than it found."""
+    with pytest.raises(ValueError, match="fails by itself in line .*: ValueError: in the middle"):
+        run("""
+            from torch.overrides import _pop_mode
+            update()
+            _pop_mode()
+            raise ValueError("in the middle")
+        """)

@@ -60,6 +60,11 @@ class Moves(TorchFunctionMode):
         self.where = where
         self.default: torch.device | None = None  # as torch.set_default_device says
 
+    def __exit__(self, *error) -> None:
+        """A script that ended while torch had left its modes may have left none to leave."""
+        if torch._C._len_torch_function_stack():
+            super().__exit__(*error)
+
     def upload(self, tensor):
         trace = self.where.trace
         if not isinstance(tensor, torch.Tensor) or tensor.is_meta or self.where.on_card(tensor):

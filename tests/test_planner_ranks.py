@@ -1,6 +1,5 @@
 """One rank of several: the script that is predicted runs under torchrun, and keeps its promise."""
 
-import functools
 import json
 import os
 import subprocess
@@ -11,7 +10,6 @@ import pytest
 import torch
 import transformers
 
-from planned import samples
 from planner import ranks
 from planner.command import main
 
@@ -75,6 +73,104 @@ def launched(tmp_path):
 
 
 def rows() -> list[dict]:
-    """Samples of unlike lengths and numbers of labels, of which -100 does not count."""
-    found = samples(functools.partial(type, "Asked", (), {})())
-    return [{name: row[name].tolist() for name in ("input_ids", "labels")} for row in found]
+    """Four samples of unlike lengths and numbers of labels; those of -100 do not count."""
+    random, found = torch.Generator().manual_seed(0), []
+    for length, counted in ((30, 20), (24, 3), (19, 17), (12, 5)):
+        ids = torch.randint(3, 257, (length,), generator=random).tolist()
+        labels = [-100] * (length - counted) + ids[length - counted :]
+        found.append({"input_ids": ids, "labels": labels})
+    return found
+
+
+def on_rows(text: str) -> str:
+    """The script with samples for one step of two micro-batches, which writes its gradient."""
+    text = text.replace("samples = [sample] * ", f"samples = {rows()} or ")
+    assert text.count("    optimizer.step()\n") == 1
+    return text.replace("    optimizer.step()\n", SAVES)
+
+
+def plainly(model: torch.nn.Module) -> dict:
+    """The gradient of the mean over all labels: one process, a sample at a time."""
+    total = sum(label != -100 for row in rows() for label in row["labels"][1:])
+    for row in rows():
+        ids, labels = (torch.tensor([row[name]]) for name in ("input_ids", "labels"))
+        logits = model(ids).logits[0, :-1].float()
+        loss = torch.nn.functional.cross_entropy(logits, labels[0, 1:], reduction="sum")
+        (loss / total).backward()
+    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def distance(found: dict, wanted: dict) -> float:
+    """How far two gradients are apart, as a share of the second."""
+    found = {name.removeprefix("module."): value for name, value in found.items()}
+    assert found.keys() == wanted.keys()
+    apart = sum((found[n] - wanted[n]).square().sum() for n in wanted)
+    return float((apart / sum(g.square().sum() for g in wanted.values())).sqrt())
+
+
+ACCUMULATED = dict(per_device_train_batch_size=1, gradient_accumulation_steps=2, max_grad_norm=0)
+RUNS = {
+    "ddp": {},
+    "zero1": dict(activation_checkpointing=True),
+    "fsdp2": {},
+    "hsdp": dict(reshard_after_forward=False),
+    "tensor": dict(gradient_accumulation_steps=4),  # both ranks read all samples
+    "lora": dict(lora=4),
+    "clipped": dict(gradient_accumulation_steps=4, max_grad_norm=0.5),
+    "each": dict(sync_each_batch=True),
+}
+HOW = dict(tensor=("fsdp2", 2), lora=("fsdp2", 1), clipped=("fsdp2", 2), each=("fsdp2", 1))
+
+
+def adapted(model: torch.nn.Module) -> torch.nn.Module:
+    import peft
+
+    torch.manual_seed(0)
+    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    return peft.get_peft_model(model, lora)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_gradient_is_that_of_the_plain_run_and_what_is_saved_loads(
+    name, decoder, launched, tmp_path
+):
+    parallel, tensor = HOW.get(name, (name, 1))
+    settings = ACCUMULATED | RUNS[name]
+    text = ranks.rank_script(decoder, 2, parallel, tensor, length=16, **settings)
+    assert all(len(line) <= 110 for line in text.splitlines())
+    launched(on_rows(text))
+    plain = transformers.AutoModelForCausalLM.from_pretrained(decoder)
+    plain = adapted(plain) if name == "lora" else plain
+    wanted = plainly(plain)
+    if name == "clipped":
+        norm = torch.stack([g.norm() for g in wanted.values()]).norm()
+        assert norm > 1
+        wanted = {n: g * 0.5 / norm for n, g in wanted.items()}
+    for rank in range(2):
+        assert distance(torch.load(tmp_path / f"grads{rank}.pt"), wanted) < 1e-4
+    saved = tmp_path / "trained"
+    if name == "lora":
+        import peft
+
+        base = transformers.AutoModelForCausalLM.from_pretrained(decoder)
+        again = peft.PeftModel.from_pretrained(base, saved)
+    else:
+        again = transformers.AutoModelForCausalLM.from_pretrained(saved)
+    assert type(again) is type(plain)
+    before, after = plain.state_dict(), again.state_dict()
+    moved = [n for n in before if not torch.equal(before[n], after[n])]
+    assert moved and all((before[n] - after[n]).abs().max() < 1e-3 for n in before)
+
+
+MEASURED = dict(ddp=dict(gradient_as_bucket_view=True), zero1={}, fsdp2={}, hsdp={}, tensor={})
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_rank_needs_what_was_predicted(name, wide, launched, tmp_path):
+    parallel, tensor = HOW.get(name, (name, 1))
+    settings = dict(per_device_train_batch_size=1) | MEASURED[name]
+    launched(ranks.rank_script(wide, 2, parallel, tensor, length=16, **settings), WRAPPER)
+    measured = json.loads((tmp_path / "peak.json").read_text())
+    found = ranks.predict_rank(wide, "A100-80GB", 2, parallel, tensor, length=16, **settings)
+    print(name, measured / MIB, (found.peak_allocated - WORKSPACES) / MIB)
+    assert found.peak_allocated - WORKSPACES == pytest.approx(measured, rel=0.01)

@@ -11,7 +11,6 @@ import torch
 import transformers
 
 from planner import ranks
-from planner.command import main
 
 MIB = 2**20
 WORKSPACES = 2 * 8.125 * MIB  # of cuBLAS on an A100, which a CPU has not

@@ -1,6 +1,6 @@
 """One rank of several cards: the script that is predicted, and can be launched with torchrun.
 
-It stands here and not in helpers, which know no templates: what is predicted is the script itself.
+It stands here, as helpers know no templates.
 """
 
 import dataclasses
@@ -103,8 +103,7 @@ def cut_as_asked(ranks: int, parallel: str, tensor: int = 1, **settings) -> Cut:
 
 def _settings(parallel: str, given: dict) -> dict:
     """All settings, the usual ones among them; ValueError says what to change."""
-    given, _ = todays(given)
-    known = TRAINERS | OWN
+    (given, _), known = todays(given), TRAINERS | OWN
     for name in given:
         if name not in known:
             raise ValueError(suggest(name, known, "setting for several cards"))
@@ -217,7 +216,7 @@ def _rendered(workload: Workload, cut: Cut, model: str, weights: bool) -> str:
 
 
 def _values(workload: Workload, cut: Cut) -> dict[str, object]:
-    """What the template asks for, by name."""
+    """What the template is told."""
     asked, skeleton = cut.settings, _skeleton(workload)
     plan = plan_of(skeleton, cut.tensor) if cut.tensor > 1 else {}
     batch, accumulation = asked["per_device_train_batch_size"], asked["gradient_accumulation_steps"]

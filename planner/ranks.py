@@ -18,10 +18,9 @@ from fake_cuda.scripts import Script
 from helpers import workloads
 from helpers.hardware import data_file, suggest, versions
 from helpers.prediction import Prediction, predict
-from helpers.settings import check_settings, todays
+from helpers.settings import COUNTS, check_settings, todays
 from helpers.workloads import Workload
 
-TEMPLATE = "rank.jinja"  # in examples/
 CUT = ("fsdp2", "hsdp")  # which cut weights, gradients and states
 WHOLE = ("ddp", "zero1")  # of which each rank has all weights
 STRATEGIES = WHOLE + CUT
@@ -150,7 +149,7 @@ def predict_rank(
         A `Prediction` of the script that `rank_script` returns for the same.
 
     Raises:
-        ValueError: one sentence that says what to change.
+        ValueError: what to change.
     """
     cut = cut_as_asked(ranks, parallel, tensor, **settings)
     if gpu == "cpu":
@@ -195,8 +194,10 @@ def rank_script(
 
 
 def _language_model(workload: str | Workload, length: int | None) -> Workload:
+    task = "language_modelling"
     if isinstance(workload, str):
-        workload = workloads.language_modelling(workload, length=length)
+        task = task if workload in ("tiny", "large", "auto") else workloads.usual_task(workload)
+        workload = workloads.workload(workload, task, length=length)
     if workload.task != "language_modelling" or workload.changes:
         raise ValueError(
             "several cards are predicted for a language model as it is: give a script of your own "
@@ -207,7 +208,7 @@ def _language_model(workload: str | Workload, length: int | None) -> Workload:
 
 def _rendered(workload: Workload, cut: Cut, model: str, weights: bool) -> str:
     """The whole script, from `examples/rank.jinja`."""
-    path = data_file().parent / "examples" / TEMPLATE
+    path = data_file().parent / "examples" / "rank.jinja"
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -219,7 +220,7 @@ def _values(workload: Workload, cut: Cut) -> dict[str, object]:
     """What the template is told."""
     asked, skeleton = cut.settings, _skeleton(workload)
     plan = plan_of(skeleton, cut.tensor) if cut.tensor > 1 else {}
-    batch, accumulation = asked["per_device_train_batch_size"], asked["gradient_accumulation_steps"]
+    batch, accumulation = map(asked.get, COUNTS)
     optimizer, how = OPTIMIZERS[asked["optim"]]
     packages = ["transformers", "accelerate"] + ["peft"] * bool(asked["lora"])
     return dict(
@@ -253,7 +254,6 @@ def _values(workload: Workload, cut: Cut) -> dict[str, object]:
 
 # -------------------------------------------------------------------------------------- the model
 def _skeleton(workload: Workload) -> torch.nn.Module:
-    """The model without its weights."""
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(workload.config)
 

@@ -26,8 +26,8 @@ WHOLE = ("ddp", "zero1")  # of which each rank has all weights
 STRATEGIES = WHOLE + CUT
 DEEPSPEED = ("zero2", "zero3")
 NO_DEEPSPEED = (
-    "{} is DeepSpeed's, whose buffers are not predicted: fsdp2 cuts weights, gradients and states "
-    "over all ranks, as ZeRO's third stage does, and can be"
+    "{} is DeepSpeed's, whose own buffers are not predicted: fsdp2, which cuts weights, gradients "
+    "and states over all ranks, is"
 )
 OPTIMIZERS = {  # settings of `optim` -> the class, and how it works
     "adamw_torch_fused": ("torch.optim.AdamW", "fused=True"),

@@ -198,7 +198,10 @@ def test_the_command_takes_several_cards(write, capsys):
         ("--gpus 8xT4 --model gpt2 --parallel ddp lora=x", "lora='x' is no rank"),
         ("--gpus 8xT4 --model gpt2 --parallel ddp bf17=True", "did you mean 'bf16'?"),
         ("--gpus 8xT4 --model gpt2 --parallel ddp reshard_after_forward=False", "does nothing"),
-        ("--gpus 8xT4 --model bert-base-uncased --parallel ddp", "are predicted for a language model"),
+        (
+            "--gpus 8xT4 --model bert-base-uncased --parallel ddp",
+            "are predicted for a language model",
+        ),
         ("--gpus 8xT4 --gpu T4 --script train.py", "--gpu or --gpus"),
         ("--gpus 2xcpu --script train.py", "predicted for a card"),
     ],

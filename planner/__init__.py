@@ -18,6 +18,8 @@ HOMES = {  # the module of each public name
     "in_backward": "changes",
     "judged": "report",
     "part": "changes",
+    "predict_rank": "ranks",
+    "rank_script": "ranks",
 }
 __all__ = [*HOMES]
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 TASKS = ("text_classification", "language_modelling")  # of helpers.workloads, which loads torch
+PARALLEL = ("ddp", "zero1", "fsdp2", "hsdp")  # of ranks
 WORDS = ("true", "false", "none")  # however they are written
 NOT_SETTINGS = ("gpu", "name", "optimizer", "workload")  # keywords of predict that are no settings
 FACTS = (  # what --json says of a prediction
@@ -78,9 +79,14 @@ def picture(name: str) -> Path:
 def predict_command(options: argparse.Namespace) -> str:
     """A prediction, as text or as JSON."""
     scripted = options.script or options.module
-    options.ranks, options.gpu = _cards(options.gpu, options.gpus, bool(scripted))
+    options.ranks, options.gpu = _cards(options, bool(scripted))
+    if options.code:
+        from .ranks import rank_script
+
+        asked, named = _rank_asked(options)
+        return rank_script(*asked, **named)
     predicted = _script_predicted if scripted else _model_predicted
-    found, title, asked = predicted(options)
+    found, title, asked = (_rank_predicted if options.parallel else predicted)(options)
     if options.timeline:
         from helpers import show
 
@@ -93,17 +99,25 @@ def predict_command(options: argparse.Namespace) -> str:
     return json.dumps({"gpu": found.device} | asked | facts | {"versions": versions()}, indent=2)
 
 
-def _cards(gpu: str | None, gpus: str | None, scripted: bool) -> tuple[int, str]:
+def _cards(options: argparse.Namespace, scripted: bool) -> tuple[int, str]:
     """How many cards there are, and which."""
-    if gpus is None:
-        return 1, gpu or "here"
-    count, times, name = gpus.partition("x")
+    alone = next((n for n in ("tensor", "code") if getattr(options, n)), "")
+    if alone and not options.parallel:
+        raise ValueError(f"--{alone} goes with --parallel")
+    if options.gpus is None:
+        if options.parallel:
+            raise ValueError("--parallel needs several cards: --gpus 8xA100-80GB")
+        return 1, options.gpu or "here"
+    count, times, name = options.gpus.partition("x")
     if not (times and count.isdecimal() and int(count)):
-        raise ValueError(f"{gpus!r} is no number of cards: write 8xA100-80GB")
-    if gpu:
+        raise ValueError(f"{options.gpus!r} is no number of cards: write 8xA100-80GB")
+    if options.gpu:
         raise ValueError("name the cards once: --gpu or --gpus")
-    if not scripted:
-        raise ValueError("--gpus needs a script: --script train.py, or -m and a module")
+    if scripted and options.parallel:
+        raise ValueError("a script says itself how it uses its cards: leave out --parallel")
+    if not (scripted or options.parallel):
+        ways = ", ".join(PARALLEL)
+        raise ValueError(f"--gpus needs a script, or --parallel and one of {ways}")
     return int(count), name
 
 
@@ -140,6 +154,26 @@ def _model_predicted(options: argparse.Namespace) -> tuple:
     words = workload.task.replace("_", " ")
     title = f"{words}, batch of {batch} x {workload.length:,} tokens\n"
     return found, title, {"task": workload.task}
+
+
+def _rank_asked(options: argparse.Namespace) -> tuple[tuple, dict]:
+    """What the functions of `ranks` are asked: by place, and by name."""
+    if options.task not in (None, "language_modelling"):
+        raise ValueError("--parallel is for language modelling: give a script of your own")
+    asked = options.size, options.ranks, options.parallel, options.tensor or 1
+    return asked, dict(map(setting, options.settings)) | {"length": options.length}
+
+
+def _rank_predicted(options: argparse.Namespace) -> tuple:
+    """The prediction of a rank, a title, and what was asked."""
+    from .ranks import predict_rank
+
+    (model, ranks, parallel, tensor), named = _rank_asked(options)
+    with Progress() as progress:
+        found = predict_rank(model, options.gpu, ranks, parallel, tensor, say=progress, **named)
+    batch = named.get("per_device_train_batch_size", 8)
+    title = f"language modelling, batch of {batch} on each rank\n"
+    return found, title, dict(ranks=ranks, parallel=parallel, tensor=tensor)
 
 
 def fit_command(options: argparse.Namespace) -> tuple[str, int]:
@@ -193,12 +227,16 @@ def _predict_options(commands, both: Parser) -> None:
         parents=[both],
         help="predict the peak memory of training",
         usage="%(prog)s [options] [name=value ... | --script train.py -- its arguments]",
-        epilog="name=value: keywords of TrainingArguments, such as bf16=True",
+        epilog="name=value: keywords of TrainingArguments, such as bf16=True; with --parallel also "
+        "lora=16, sync_each_batch, gradient_as_bucket_view and reshard_after_forward",
     )
     add = command.add_argument
     add("--size", "--model", default="large", help="large, tiny, a model's name or folder")
     add("--gpu", help="a card of data/gpus.csv, cpu, or here, which is the default")
-    add("--gpus", metavar="8xA100-80GB", help="so many such cards: a script's rank 0 is predicted")
+    add("--gpus", metavar="8xA100-80GB", help="so many such cards: rank 0 is predicted")
+    add("--parallel", metavar="|".join(PARALLEL), help="how a model is trained on --gpus")
+    add("--tensor", type=int, metavar="N", help="so many of them share each product (fsdp2)")
+    add("--code", action="store_true", help="print the script of --parallel, for torchrun")
     add("--script", help="a training script that nobody changed")
     add("-m", "--module", help="the same, as python -m runs it")
     add("--timeout", type=float, metavar="SECONDS", help="a script's time to take its updates")

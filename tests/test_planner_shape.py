@@ -26,7 +26,8 @@ ARROWS = {
     "answer": {"techniques", "question", "facts"},
     "search": {"techniques", "question", "predictions", "script", "answer"},
     "report": set(),
-    "command": {"search", "report"},
+    "ranks": set(),
+    "command": {"search", "report", "ranks"},
     "__main__": {"command"},
 }
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "pandas", "numpy", "helpers"}

@@ -21,6 +21,7 @@ from ..trace import FakeTensor
 from . import closures, extensions, generation, guesses
 from .graphs import graphs, profilers
 from .host import Where
+from .misspelt import misspelt
 from .moves import ENGINE, Moves
 from .names import names
 from .ranks import ranks
@@ -47,6 +48,7 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from _tensors(run, where, moves)
     yield from files(run, where, moves)
     yield from names(where, moves)
+    yield from misspelt()
     yield from graphs(run)
     yield from profilers(run)
     yield from workers()

@@ -1,0 +1,300 @@
+"""One rank of several cards: the script that is predicted, and can be launched with torchrun.
+
+It stands here, as helpers know no templates.
+"""
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+import torch
+import transformers
+
+from fake_cuda.scripts import Script
+from helpers import workloads
+from helpers.hardware import data_file, suggest, versions
+from helpers.prediction import Prediction, predict
+from helpers.settings import COUNTS, check_settings, todays
+from helpers.workloads import Workload
+
+CUT = ("fsdp2", "hsdp")  # which cut weights, gradients and states
+WHOLE = ("ddp", "zero1")  # of which each rank has all weights
+STRATEGIES = WHOLE + CUT
+DEEPSPEED = ("zero2", "zero3")
+NO_DEEPSPEED = (
+    "{} is DeepSpeed's, whose own buffers are not predicted: fsdp2, which cuts weights, gradients "
+    "and states over all ranks, is"
+)
+OPTIMIZERS = {  # settings of `optim` -> the class, and how it works
+    "adamw_torch_fused": ("torch.optim.AdamW", "fused=True"),
+    "adamw_torch": ("torch.optim.AdamW", "foreach=True"),
+    "sgd": ("torch.optim.SGD", "fused=True"),
+}
+STYLES = {  # those of transformers' plans that torch's own say as well
+    "colwise": "ColwiseParallel()",
+    "rowwise": "RowwiseParallel()",
+}
+SUMMED = "replicated_with_grad_allreduce"  # there: whole weights, used on a part of the heads
+OWN = dict(lora=0, sync_each_batch=False)  # settings that TrainingArguments has not
+OWN |= dict(gradient_as_bucket_view=False, reshard_after_forward=True)
+TRAINERS = dict(per_device_train_batch_size=8, gradient_accumulation_steps=1, bf16=False)
+TRAINERS |= dict(activation_checkpointing=False, learning_rate=5e-5, max_grad_norm=1.0)
+TRAINERS |= dict(optim="adamw_torch_fused", ddp_bucket_cap_mb=None)
+ONLY = dict(gradient_as_bucket_view=WHOLE, ddp_bucket_cap_mb=WHOLE, reshard_after_forward=CUT)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a model is trained on several cards.
+
+    Args:
+        ranks: how many processes there are, each with a card.
+        parallel: one of `STRATEGIES`.
+        tensor: how many ranks share each product.
+        settings: of `TRAINERS` and `OWN`.
+    """
+
+    ranks: int
+    parallel: str
+    tensor: int
+    settings: dict
+
+    @property
+    def shards(self) -> int:
+        """Over how many ranks the rows of a weight are cut, beside the cut of its products."""
+        whole = dict.fromkeys(WHOLE, 1) | {"hsdp": self.ranks // 2}
+        return whole.get(self.parallel, self.ranks // self.tensor)
+
+    @property
+    def title(self) -> str:
+        """Such as "fsdp2 over 4 x tensor 2"."""
+        if self.tensor > 1:
+            return f"{self.parallel} over {self.ranks // self.tensor} x tensor {self.tensor}"
+        return f"{self.parallel} over {self.ranks}"
+
+
+def cut_as_asked(ranks: int, parallel: str, tensor: int = 1, **settings) -> Cut:
+    """The question of `predict_rank`'s arguments; ValueError says what to change."""
+    for name, count in (("ranks", ranks), ("tensor", tensor)):
+        if type(count) is not int or count < 1:
+            raise ValueError(f"{name}={count!r} is no count: it is a whole number from 1 on")
+    if parallel in DEEPSPEED:
+        raise ValueError(NO_DEEPSPEED.format(parallel))
+    if parallel not in STRATEGIES:
+        raise ValueError(suggest(parallel, STRATEGIES, "way to train on several cards"))
+    if ranks < 2:
+        raise ValueError(f"one card has nothing to share by {parallel}: name at least 2")
+    if ranks % tensor:
+        raise ValueError(f"{ranks} cards do not divide into groups of {tensor}: see --tensor")
+    if parallel == "hsdp" and ranks % 2:
+        raise ValueError(f"hsdp makes two replicas, and {ranks} cards do not divide by two")
+    if tensor > 1 and parallel != "fsdp2":
+        raise ValueError(f"tensor={tensor} goes with fsdp2, and not with {parallel}")
+    found = Cut(ranks, parallel, tensor, _settings(parallel, settings))
+    if tensor > 1 and found.settings["lora"]:
+        raise ValueError("torch shares products of plain layers alone: leave out tensor or lora")
+    return found
+
+
+def _settings(parallel: str, given: dict) -> dict:
+    """All settings, the usual ones among them; ValueError says what to change."""
+    (given, _), known = todays(given), TRAINERS | OWN
+    for name in given:
+        if name not in known:
+            raise ValueError(suggest(name, known, "setting for several cards"))
+        if parallel not in ONLY.get(name, STRATEGIES):
+            raise ValueError(f"{name} does nothing with {parallel}: it is for {ONLY[name][0]}")
+    check_settings({k: v for k, v in given.items() if k in TRAINERS}, None, on_cpu=False)
+    found = known | given
+    for name, usual in known.items():
+        if type(usual) is bool and type(found[name]) is not bool:
+            raise ValueError(f"{name}={found[name]!r} is not True or False")
+    if type(found["lora"]) is not int or found["lora"] < 0:
+        raise ValueError(f"lora={found['lora']!r} is no rank of adapters: write lora=16")
+    if found["optim"] not in OPTIMIZERS:
+        raise ValueError(suggest(found["optim"], OPTIMIZERS, "optimizer for several cards"))
+    return found
+
+
+def predict_rank(
+    workload: str | Workload,
+    gpu: str,
+    ranks: int,
+    parallel: str,
+    tensor: int = 1,
+    *,
+    length: int | None = None,
+    say: Callable[[str], None] | None = None,
+    **settings,
+) -> Prediction:
+    """Memory of rank 0 of so many, by the real wrappers, and what its link carries in a step.
+
+    Args:
+        workload: a language model, or its name as in `helpers.language_modelling`.
+        gpu: a card of `data/gpus.csv`, of which each rank has one.
+        ranks: how many there are.
+        parallel: "ddp", "zero1", "fsdp2", or "hsdp" with two replicas.
+        tensor: how many ranks share each product; with "fsdp2".
+        length: tokens of a sample, where a name is given.
+        say: is told how far it is.
+        settings: of `TRAINERS`, as `TrainingArguments` names them, and of `OWN`: `lora`, the rank
+            of adapters; `sync_each_batch`, whether each micro-batch is reduced;
+            `gradient_as_bucket_view`; `reshard_after_forward`.
+
+    Returns:
+        A `Prediction` of the script that `rank_script` returns for the same.
+
+    Raises:
+        ValueError: what to change.
+    """
+    cut = cut_as_asked(ranks, parallel, tensor, **settings)
+    if gpu == "cpu":
+        raise ValueError("ranks are predicted for cards: name one, such as 8xA100-80GB")
+    workload = _language_model(workload, length)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "train.py")
+        workload.config.save_pretrained(folder)
+        path.write_text(_rendered(workload, cut, folder, weights=False), "utf-8")
+        try:
+            found = predict(Script(str(path), ranks=ranks, say=say), gpu=gpu)
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(path), f"the script for {cut.title}")) from None
+    notes = _of_ranks(workload, cut), workload.note, found.note
+    return dataclasses.replace(
+        found,
+        name=f"{workload.title}, {cut.title}",
+        workload=f"{workload.title}, rank 0 of {cut.title}",
+        settings=dict(ranks=ranks, parallel=parallel, tensor=tensor) | settings,
+        note=" ".join(filter(None, notes)),
+    )
+
+
+def rank_script(
+    workload: str | Workload,
+    ranks: int,
+    parallel: str,
+    tensor: int = 1,
+    *,
+    length: int | None = None,
+    **settings,
+) -> str:
+    """The script that `predict_rank` predicts, but that this one reads the model's weights.
+
+    The arguments are those of `predict_rank`.
+    """
+    cut = cut_as_asked(ranks, parallel, tensor, **settings)
+    workload = _language_model(workload, length)
+    local = data_file("configs", f"{workload.name}.json")
+    hub_id = json.loads(local.read_text("utf-8"))["_name_or_path"] if local.is_file() else None
+    return _rendered(workload, cut, str(workload.weights or hub_id or workload.name), weights=True)
+
+
+def _language_model(workload: str | Workload, length: int | None) -> Workload:
+    task = "language_modelling"
+    if isinstance(workload, str):
+        task = task if workload in ("tiny", "large", "auto") else workloads.usual_task(workload)
+        workload = workloads.workload(workload, task, length=length)
+    if workload.task != "language_modelling" or workload.changes:
+        raise ValueError(
+            "several cards are predicted for a language model as it is: give a script of your own "
+            "for another one, by --script"
+        )
+    return workload
+
+
+def _rendered(workload: Workload, cut: Cut, model: str, weights: bool) -> str:
+    """The whole script, from `examples/rank.jinja`."""
+    path = data_file().parent / "examples" / "rank.jinja"
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    template = environment.from_string(path.read_text("utf-8"))
+    return template.render(_values(workload, cut) | dict(model=json.dumps(model), weights=weights))
+
+
+def _values(workload: Workload, cut: Cut) -> dict[str, object]:
+    """What the template is told."""
+    asked, skeleton = cut.settings, _skeleton(workload)
+    plan = plan_of(skeleton, cut.tensor) if cut.tensor > 1 else {}
+    batch, accumulation = map(asked.get, COUNTS)
+    optimizer, how = OPTIMIZERS[asked["optim"]]
+    packages = ["transformers", "accelerate"] + ["peft"] * bool(asked["lora"])
+    return dict(
+        torch=versions()["torch"].partition("+")[0],
+        packages=[f"{name}=={versions()[name]}" for name in packages],
+        ranks=cut.ranks,
+        parallel=cut.parallel,
+        tensor=cut.tensor,
+        cut=cut.parallel in CUT,
+        layers=json.dumps(layers_of(skeleton)),
+        plan={name: STYLES[style] for name, style in plan.items() if style in STYLES},
+        summed=json.dumps([name for name, style in plan.items() if style == SUMMED]),
+        dtype="torch.bfloat16" if asked["lora"] and asked["bf16"] else "torch.float32",
+        lora=asked["lora"],
+        bf16=asked["bf16"],
+        checkpointing=asked["activation_checkpointing"],
+        reshard=asked["reshard_after_forward"],
+        bucket_view=asked["gradient_as_bucket_view"],
+        bucket_mb=asked["ddp_bucket_cap_mb"],
+        whole=not asked["sync_each_batch"],
+        optimizer=optimizer,
+        how=how,
+        rate=asked["learning_rate"],
+        clip=asked["max_grad_norm"],
+        length=workload.length,
+        batch=batch,
+        accumulation=accumulation,
+        samples=4 * batch * accumulation * cut.ranks // cut.tensor,
+    )
+
+
+# -------------------------------------------------------------------------------------- the model
+def _skeleton(workload: Workload) -> torch.nn.Module:
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(workload.config)
+
+
+def layers_of(model: torch.nn.Module) -> str:
+    """Where its layers are: the list with as many parts as the configuration counts layers."""
+    count = model.config.get_text_config().num_hidden_layers
+    lists = (n for n, m in model.named_modules() if isinstance(m, torch.nn.ModuleList))
+    found = next((name for name in lists if len(model.get_submodule(name)) == count), None)
+    if found is None:
+        raise ValueError(f"no list of layers was found in a {type(model).__name__}: use --script")
+    return found
+
+
+def plan_of(model: torch.nn.Module, tensor: int) -> dict[str, str]:
+    """How the parts of a layer are shared, by the plan that the model brings, in its words.
+
+    Heads, embeddings and norms beside the layers stay whole.
+    """
+    kind, config = type(model).__name__, model.config.get_text_config()
+    given = getattr(config, "base_model_tp_plan", None) or {}
+    inside = {name[len("layers.*.") :]: s for name, s in given.items() if name.startswith("layers")}
+    if other := sorted(set(inside.values()) - STYLES.keys() - {SUMMED}):
+        raise ValueError(f"the plan of {kind} to share products needs {other[0]}: use --script")
+    if not inside:
+        raise ValueError(f"{kind} brings no plan to share its products: leave out --tensor")
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        count = getattr(config, name, None) or tensor
+        if count % tensor:
+            raise ValueError(f"{name} of {kind} is {count}, which tensor={tensor} does not divide")
+    return inside
+
+
+def _of_ranks(workload: Workload, cut: Cut) -> str:
+    """Whether other ranks hold something else, in words."""
+    if cut.parallel == "zero1":
+        return "Each rank keeps the states of other weights, whole ones: rank 0 is shown."
+    even = all(
+        p.shape[0] % (cut.shards * cut.tensor) == 0 for p in _skeleton(workload).parameters()
+    )
+    if even or cut.parallel == "ddp":
+        return "All ranks hold as much."
+    larger = "" if cut.tensor > 1 else ", and has the larger shards"
+    return f"Some weights do not divide evenly: rank 0 is shown{larger}."

@@ -17,7 +17,7 @@ from .operations import EQUAL_SHARES, Work, in_backward
 from .refusals import GPU, READS_KERNEL, NotSimulated
 from .scratch import PRODUCTS, scratch, workspace
 from .shards import parts, wraps
-from .values import CHOICES, MASKED, compute, keep, known
+from .values import CHOICES, MASKED, compute, keep, known, run
 from .versions import Versions, chosen
 
 aten, DEVICE = torch.ops.aten, torch.ops.prim.device.default
@@ -205,7 +205,7 @@ class Trace(TorchDispatchMode):
             args = args[0], [n for index in args[1] for n in self.numbers(index)], *args[2:]
         true = compute(func, args, kwargs) if CHOICES & set(func.tags) else None
         if true is None:
-            out = func(*args, **(kwargs or {}))
+            out = run(func, args, kwargs)
         else:  # as many elements as its argument's values say
             out = tree_map_only(torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), true)
         self.done(func, args, kwargs, out)

@@ -4,13 +4,14 @@
     python -m tools.gpu classic matrix       some sections; minutes on a large card
     python -m tools.gpu --wheels FOLDER      first install wheels from a folder, without network
     python -m tools.gpu --device cpu         prove the kit itself on a CPU, at tiny sizes
+    python -m tools.gpu --predict H100       without a card: write its predictions down first
 
 Rows go to data/measurements/<card>.csv, one by one and always appended, so a crash loses at most
 the row under way and a second start goes on where the first one stopped (--again measures anew). A
 row in which the process itself died is recorded as such by the next start, and not tried again.
 On a CPU they go to build/measurements/cpu.csv: nothing is recorded as a GPU's that was not.
 
-Writes: data/measurements/CARD.csv, or build/measurements/cpu.csv
+Writes: data/measurements/CARD.csv, or build/measurements/cpu.csv, or data/announced_CARD.csv
 """
 
 import argparse
@@ -69,65 +70,20 @@ def lacking(job: Job) -> list[str]:
     return missing(packages) + [k for k in job.settings if k not in keywords]
 
 
-def measure(job: Job, on_cpu: bool) -> dict:
-    """Predict and run one job; out of memory is an outcome like any other.
+def measure(job: Job, on_cpu: bool, blind: dict | None = None) -> dict:
+    """`tools.shared.measuring.measure`, which loads torch and what was perhaps just installed."""
+    from tools.shared.measuring import measure as run
 
-    Returns:
-        What the row says beyond the machine: bytes, seconds, errors (predicted / measured - 1).
-    """
-    import psutil
-    import torch
-
-    import helpers
-
-    size, length = ("tiny", None) if on_cpu else (job.model, job.length)
-    workload = getattr(helpers, job.task)(size, **({"length": length} if length else {}))
-    need, room = 4 * workload.parameters(), psutil.virtual_memory().available
-    if need > 0.9 * room:
-        why = f"is built in float32 in the machine's memory: {helpers.gib(need)}, of which"
-        return {"outcome": f"skipped: {workload.name} {why} {helpers.gib(room)} are free"}
-    for change in job.changes:
-        workload = workload.with_model(change)
-    settings = dict(job.settings)
-    if on_cpu and settings.pop("fp16", False):
-        settings["bf16"] = True
-    values = {"workload": workload.title, "settings": helpers.runs.settings_text(settings)}
-    try:
-        predicted = helpers.predict(workload, optimizer=job.optimizer, **settings)
-    except (ValueError, NotImplementedError) as error:
-        return values | {"outcome": f"skipped: {error}"}
-    values |= {"predicted_allocated": predicted.peak_allocated, "context": predicted.context}
-    values["predicted_reserved"] = predicted.peak_reserved
-    values["predicted_samples_per_second"] = predicted.samples_per_second
-    steps = 3 if on_cpu else job.steps
-    try:
-        run = helpers.train(workload, optimizer=job.optimizer, max_steps=steps, **settings)
-    except torch.OutOfMemoryError:
-        return values | {"outcome": "out of memory"}
-    return values | measured(run, values) | {"outcome": "measured"}
+    return run(job, on_cpu, blind)
 
 
-def measured(run, values: dict) -> dict:
-    """What a finished `Run` adds to the values of its prediction."""
-    found = {
-        key: getattr(run, key)
-        for key in ("seconds", "samples_per_second", "tokens_per_second", "peak_allocated")
-    }
-    found |= {"peak_reserved": run.peak_reserved, "used": run.used, "last_loss": run.losses[-1]}
-    pairs = {"allocated": "peak_allocated", "reserved": "peak_reserved"}
-    for kind, key in (pairs | {"samples_per_second": "samples_per_second"}).items():
-        mine, real = values[f"predicted_{kind}"], found[key]
-        found[f"error_{kind}"] = mine / real - 1 if mine and real else None
-    return found
-
-
-def outcome(section: str, job: Job, record: Record, on_cpu: bool) -> dict:
+def outcome(section: str, job: Job, record: Record, on_cpu: bool, blind: dict | None) -> dict:
     """The values of one row, whatever becomes of the job; SystemExit where it is stopped."""
     if absent := lacking(job):
         return {"outcome": f"skipped: {', '.join(absent)} is missing or too old here"}
     record.start(section, job.run)
     try:
-        return measure(job, on_cpu)
+        return measure(job, on_cpu, blind)
     except KeyboardInterrupt:  # by hand: that is no finding
         record.under_way.unlink(missing_ok=True)
         raise SystemExit(f"{section}: {job.run}: stopped; the next start measures it") from None
@@ -137,7 +93,9 @@ def outcome(section: str, job: Job, record: Record, on_cpu: bool) -> dict:
 
 def run_jobs(section: str, record: Record, on_cpu: bool, options: argparse.Namespace) -> None:
     """Measure and record the jobs of a section that are not recorded yet."""
-    new = 0
+    from tools.shared.announced import announced
+
+    new, before = 0, {} if on_cpu else announced(blind_table())
     for job in list(SECTIONS[section]())[: options.limit]:
         if new == options.more:
             print(f"{section}: {new} new rows; the next start goes on", flush=True)
@@ -147,7 +105,7 @@ def run_jobs(section: str, record: Record, on_cpu: bool, options: argparse.Names
             print(f"{section}: {job.run}: recorded already", flush=True)
             continue
         new += 1
-        values = outcome(section, job, record, on_cpu)
+        values = outcome(section, job, record, on_cpu, before.get((section, job.run)))
         record.add(section, job.run, **values)
         error = values.get("error_allocated")
         shown = values["outcome"] if error is None else f"allocated predicted {100 * error:+.2f} %"
@@ -178,6 +136,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="measure what is recorded once more")
     parser.add_argument("--limit", type=int, help="only the first rows of each section")
     parser.add_argument("--more", type=int, help="only so many new rows of each section")
+    parser.add_argument("--predict", metavar="CARD", help="only write predictions for a card")
     parser.add_argument("--output", type=Path, help="folder for the rows")
     return parser.parse_args(arguments)
 
@@ -199,6 +158,8 @@ def main(arguments: list[str] | None = None) -> int:
     importlib.import_module("helpers")  # first: it says which version is out of range
     import torch
 
+    if options.predict:
+        return predict_only(options)
     on_cpu = options.device == "cpu"
     if not on_cpu and not torch.cuda.is_available():
         print("error: no CUDA card here; --device cpu proves the kit itself", file=sys.stderr)
@@ -216,6 +177,32 @@ def main(arguments: list[str] | None = None) -> int:
     if failed:
         print(f"Failed: {', '.join(failed)}")
     return 1 if failed else 0
+
+
+def blind_table(card: str = "") -> Path:
+    """Where the predictions for a card of data/gpus.csv stand; for the one in this machine."""
+    from helpers import hardware
+
+    facts = None if card else hardware.this_gpu().facts
+    here = [name for name, known in hardware.cards().items() if known.facts == facts]
+    name = hardware.gpu(card).name if card else (here or ["unknown"])[0]
+    return ROOT / "data" / f"announced_{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}.csv"
+
+
+def predict_only(options: argparse.Namespace) -> int:
+    """Write predictions for a card that is not here."""
+    from tools.shared.announced import announce
+
+    try:
+        path = blind_table(options.predict)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    path = options.output / path.name if options.output else path
+    names = [name for name in options.sections or SECTIONS if name in SECTIONS]
+    jobs = [(name, job) for name in names for job in list(SECTIONS[name]())[: options.limit]]
+    announce(path, options.predict, jobs, lambda line: print(line, flush=True))
+    return 0
 
 
 def run_sections(sections: list[str], record: Record, on_cpu: bool, options) -> list[str]:

@@ -55,11 +55,12 @@ def _on_cpu(update: Callable) -> Callable:
     """`FakeTensorUpdater.incremental_update`, which computes anew what Inductor changed."""
 
     def updated(updater) -> int:
-        claim(CPU, updater.gm)
+        module = getattr(updater, "gm", updater)  # until torch 2.12 it holds the graph itself
+        claim(CPU, module)
         try:
             return update(updater)
         finally:
-            claim(CUDA, updater.gm)
+            claim(CUDA, module)
 
     return updated
 

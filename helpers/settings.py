@@ -29,8 +29,7 @@ REFUSED = {  # what cannot be predicted: settings by how their names begin
     "fsdp": "one process is predicted, not several",
 }
 MODES = (None, "default")  # of torch.compile; the others' CUDA graphs or autotuning need more
-REFUSED_OPTIMIZERS = dict.fromkeys(("adamw_torch_8bit", "adamw_torch_4bit"), "it is compiled")
-REFUSED_OPTIMIZERS["grokadamw"] = "it keeps states on the host, out of sight"
+REFUSED_OPTIMIZERS = {"grokadamw": "it keeps states on the host, out of sight"}
 REFUSED_OPTIMIZERS["adalomo"] = "its library asks for a GPU"
 # What has no bearing on the peak of a step, or would read real data, is replaced. Nor may a
 # prediction reach the hub, a tracker or the settings of the whole process.

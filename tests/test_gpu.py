@@ -15,6 +15,11 @@ import torch
 import helpers
 from tools import gpu
 from tools.shared import jobs
+from tools.shared.announced import announced, workload_of
+from tools.shared.measuring import PREDICTED, drawn_on_the_card
+
+WITHOUT_TORCHAO = "^(?!.*adamw_torch_)"
+ONE = {"per_device_train_batch_size": 1}
 
 
 def rows(folder: Path) -> list[dict]:
@@ -29,9 +34,9 @@ def run(folder: Path, *arguments: str) -> int:
 def test_it_runs_from_end_to_end_on_a_cpu(tmp_path, monkeypatch, capsys):
     said = "import sys; print('ran', len(sys.argv))"
     monkeypatch.setattr(gpu, "COMMANDS", {"lessons": ["-c", said], "overhead": ["-c", said]})
-    assert run(tmp_path, "--limit", "3") == 0
-    found = rows(tmp_path)
     sections = ("classic", "matrix", "waterfalls")
+    assert run(tmp_path, *sections, *gpu.COMMANDS, "--limit", "3") == 0
+    found = rows(tmp_path)
     assert [row["section"] for row in found] == [name for name in sections for _ in range(3)]
     for row in found:
         assert row["outcome"] == "measured" and row["card"] == "cpu" and row["driver"] == ""
@@ -55,6 +60,58 @@ def test_the_small_ends_of_the_waterfalls(tmp_path, monkeypatch):
     assert abs(float(exact["error_allocated"])) < 0.005
     assert half["outcome"] == "measured"  # in 16 bits oneDNN's scratch space weighs at this size
     assert offloaded["outcome"].startswith("skipped: a CPU has nowhere to offload to")
+
+
+def test_the_newer_sections_measure_or_say_why_not(tmp_path):
+    assert (
+        run(tmp_path, "small", "liger", "modern", "--limit", "2", "--match", WITHOUT_TORCHAO) == 0
+    )
+    found = {(row["section"], row["run"]): row["outcome"] for row in rows(tmp_path)}
+    small = [outcome for (section, _), outcome in found.items() if section == "small"]
+    assert small == ["measured", "measured"]
+    plain, kernels = (found["liger", f"qwen3-0.6b {name}"] for name in ("own layers", "Liger"))
+    assert plain == "measured" and kernels.startswith("skipped: ")
+
+
+def test_predictions_are_written_down_before_a_card_is_there(tmp_path, capsys):
+    options = ("--limit", "1", "--output", str(tmp_path))
+    assert gpu.main(["small", "--predict", "H100", *options]) == 0
+    path = tmp_path / "announced_h100.csv"
+    ((key, row),) = announced(path).items()
+    assert key == ("small", "bert-base-uncased short fp32") and row["outcome"] == "predicted"
+    found = helpers.predict(workload_of(next(jobs.small())), gpu="H100", **ONE)
+    assert int(row["predicted_allocated"]) == found.peak_allocated
+    assert float(row["predicted_low"]) < float(row["predicted_seconds"]) == found.step_seconds
+    before = path.read_text()
+    assert gpu.main(["small", "--predict", "H100", *options]) == 0  # what stands there stays
+    assert path.read_text() == before
+    path.write_text(before.replace(torch.__version__, "2.0.0"))
+    assert not announced(path)  # of other versions: they would judge something else
+    assert gpu.main(["small", "--predict", "H1000", *options]) == 2
+    assert "H1000" in capsys.readouterr().err
+
+
+def test_what_was_predicted_before_is_held_against_the_run(tmp_path):
+    job = next(jobs.small())
+    blind = dict.fromkeys(PREDICTED, "") | {"predicted_allocated": "1000", "outcome": "predicted"}
+    found = gpu.measure(job, True, blind)
+    assert found["predicted_allocated"] == 1000
+    assert found["error_allocated"] == 1000 / found["peak_allocated"] - 1
+    refused = dict.fromkeys(PREDICTED, "") | {"outcome": "refused: why"}
+    found = gpu.measure(job, True, refused)  # what was refused is measured all the same
+    assert found["peak_allocated"] and found["error_allocated"] is None
+
+
+def test_runs_that_share_a_card_record_no_times(tmp_path):
+    assert run(tmp_path, "small", "--limit", "1", "--untimed") == 0
+    (row,) = rows(tmp_path)
+    assert row["peak_allocated"] and not row["seconds"] and not row["samples_per_second"]
+
+
+def test_a_model_drawn_on_the_card_is_the_workload_otherwise():
+    job = next(job for job in jobs.modern() if job.run == "smollm3-3b LoRA")
+    drawn = drawn_on_the_card(workload_of(job, tiny=True))
+    assert drawn.changed == ("bf16_weights", "lora")
 
 
 def test_a_second_start_goes_on_and_appends(tmp_path):

@@ -34,6 +34,8 @@ NEEDED = (
     "tokenizers safetensors"
 ).split()
 OPTIONAL = {"bitsandbytes": "8-bit optimizers", "peft": "LoRA", "nbval": "the section lessons"}
+# What a run that does not have the card for itself leaves empty.
+SHARED = "seconds samples_per_second tokens_per_second used error_samples_per_second".split()
 COMMANDS = {
     # One notebook at a time, because they share the card; a cell may train the large model.
     "lessons": [
@@ -91,12 +93,18 @@ def outcome(section: str, job: Job, record: Record, on_cpu: bool, blind: dict | 
         return {"outcome": f"failed: {type(error).__name__}: {str(error)[:200]}"}
 
 
+def chosen(section: str, options: argparse.Namespace) -> list[Job]:
+    """The jobs of a section that were asked for."""
+    jobs = [job for job in SECTIONS[section]() if re.search(options.match, job.run)]
+    return jobs[: options.limit]
+
+
 def run_jobs(section: str, record: Record, on_cpu: bool, options: argparse.Namespace) -> None:
     """Measure and record the jobs of a section that are not recorded yet."""
     from tools.shared.announced import announced
 
     new, before = 0, {} if on_cpu else announced(blind_table())
-    for job in list(SECTIONS[section]())[: options.limit]:
+    for job in chosen(section, options):
         if new == options.more:
             print(f"{section}: {new} new rows; the next start goes on", flush=True)
             return
@@ -106,6 +114,8 @@ def run_jobs(section: str, record: Record, on_cpu: bool, options: argparse.Names
             continue
         new += 1
         values = outcome(section, job, record, on_cpu, before.get((section, job.run)))
+        if options.untimed:
+            values |= dict.fromkeys(SHARED)
         record.add(section, job.run, **values)
         error = values.get("error_allocated")
         shown = values["outcome"] if error is None else f"allocated predicted {100 * error:+.2f} %"
@@ -136,6 +146,8 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="measure what is recorded once more")
     parser.add_argument("--limit", type=int, help="only the first rows of each section")
     parser.add_argument("--more", type=int, help="only so many new rows of each section")
+    parser.add_argument("--match", default="", help="the runs whose name has this expression")
+    parser.add_argument("--untimed", action="store_true", help="others run on the card: no times")
     parser.add_argument("--predict", metavar="CARD", help="only write predictions for a card")
     parser.add_argument("--output", type=Path, help="folder for the rows")
     return parser.parse_args(arguments)
@@ -200,7 +212,7 @@ def predict_only(options: argparse.Namespace) -> int:
         return 2
     path = options.output / path.name if options.output else path
     names = [name for name in options.sections or SECTIONS if name in SECTIONS]
-    jobs = [(name, job) for name in names for job in list(SECTIONS[name]())[: options.limit]]
+    jobs = [(name, job) for name in names for job in chosen(name, options)]
     announce(path, options.predict, jobs, lambda line: print(line, flush=True))
     return 0
 

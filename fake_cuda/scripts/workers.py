@@ -49,7 +49,9 @@ class Worker(dataloader._SingleProcessDataLoaderIter):
         started = self.me < 0
         self.me = max(self.me, 0)
         seed = self._base_seed + self.me
-        worker._worker_info = worker.WorkerInfo(self.me, self.workers, seed, self._dataset)
+        worker._worker_info = worker.WorkerInfo(
+            id=self.me, num_workers=self.workers, seed=seed, dataset=self._dataset
+        )
         try:
             if started or anew:
                 if self.init is not None:

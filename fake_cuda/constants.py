@@ -198,8 +198,24 @@ class Host:
     operation: float = _assumed(
         "host",
         12e-6,
-        "seconds of an operation in a forward pass that keeps a graph; machines on which a step "
-        "told it lie from 6 to 25 us (column host of data/speeds.csv)",
+        "seconds of an operation in a forward pass that keeps a graph; of the eleven machines on "
+        "which a step told it one is faster",
+    )
+    fast: float = _calibrated(
+        "a fast host",
+        6e-6,
+        "the fastest of eleven machines, each told by the first row of its set that waits: "
+        "decoder-b200, 5.6 us; elementwise operations of a B300's trace take 6.6 to 7.6 us alone "
+        "(AMD-AGI/TraceLens)",
+    )
+    typical: float = _calibrated(
+        "a typical host",
+        22e-6,
+        "the median of these machines: 5.6, 15.7, 16.4, 17.7, 18.0, 22.3, 23.4, 25.0, 33.9, 34.9 "
+        "and 35.3 us",
+    )
+    slow: float = _calibrated(
+        "a slow host", 35e-6, "the slowest of these machines: vit-l-2023, 35.3 us"
     )
     no_gradients: float = _assumed(
         "host, no gradients",

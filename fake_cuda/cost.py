@@ -24,8 +24,10 @@ from .kernels import TILES, Kernels, Missing
 from .operations import Operation
 
 __all__ = ["CONSTANTS", "HOST_SECONDS", "KINDS", "TILES", "Card", "Constants", "Estimate"]
-__all__ += ["Kernels", "Missing", "Time", "step_time"]
+__all__ += ["Kernels", "Missing", "Time", "Timed", "step_time"]
 KINDS = ("host", "matrix products", "attention", "memory traffic", "copies")
+MOST_OF_A_HOST = 1e-3  # seconds for an operation: no machine takes as long
+HALVINGS = 30  # of these seconds, by which a host is found: to less than a picosecond
 FUSED_AS_THEY_ARE = ("matrix products", "attention", "copies")  # which no compiler makes less of
 
 
@@ -41,6 +43,10 @@ class Estimate(float):
         return f"{self:.3g} ({self.low:.3g} to {self.high:.3g})"
 
 
+class Timed(float):
+    """The seconds that a step took on a real card: in place of a host's, they tell the host."""
+
+
 @dataclass(frozen=True)
 class Time:
     """A step's time in seconds, and the range that the comparisons with real cards justify.
@@ -54,7 +60,7 @@ class Time:
     traffic and the host for nothing. `ends` is when the card is done with each operation of a pass.
     `launches` and `moved` count, by phase, the operations that the card is given and their bytes.
     `note` says what is not timed or only assumed; without `step_seconds`, what is missing. `what`
-    is "step", or "pass" of a run without a step.
+    is "step", or "pass" of a run without a step. `host` is the host's seconds for one operation.
     """
 
     step_seconds: float | None = None
@@ -72,6 +78,7 @@ class Time:
     note: str = ""
     ends: list[float] = field(default_factory=list, repr=False)
     what: str = "step"
+    host: float | None = None
 
     def __str__(self) -> str:
         if not self.step_seconds:
@@ -203,12 +210,39 @@ def _shares(spent: dict[tuple[str, str], float]) -> tuple[dict[str, float], dict
     return by_phase, {kind: by_kind.get(kind, 0.0) for kind in KINDS}
 
 
+class _Untold(Exception):
+    """Why a step does not tell its host, in a sentence."""
+
+
+def _host_of(step: _Step, again: dict[str, float], took: Timed, constants: Constants) -> float:
+    """The host's seconds for an operation with which a step takes as long as it `took`."""
+
+    def total(host: float) -> float:
+        return sum(step.spent(again, 1, host / HOST_SECONDS).values())
+
+    alone, low, high = total(0), 0.0, MOST_OF_A_HOST
+    said = f"A step of {took:.3g} s does not tell the host"
+    if took <= alone:
+        raise _Untold(f"{said}: the card alone needs {alone:.3g} s of it, by prediction.")
+    most = alone * constants.ranges.card_slowest
+    if took <= most:
+        why = f"the card alone may need {alone:.3g} to {most:.3g} s of it"
+        raise _Untold(f"{said}: {why}. Time one with fewer samples or tokens.")
+    if took > total(high):
+        why = f"it would be slower than {high * 1e6:,.0f} us an operation"
+        raise _Untold(f"{said}: {why}. Is it the time of one step?")
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if total(middle) > took else (middle, high)
+    return (low + high) / 2
+
+
 def step_time(
     operations: list[Operation],
     phases: list[str],
     card: Card,
     *,
-    host: float = HOST_SECONDS,
+    host: float | Timed = HOST_SECONDS,
     repeat: float = 1,
     constants: Constants = CONSTANTS,
 ) -> Time:
@@ -218,16 +252,22 @@ def step_time(
         operations: of one step, in their order.
         phases: names of phases.
         card: with its rates; one that it lacks is named in `note`, and no time is given.
-        host: the host's seconds for one operation.
+        host: the host's seconds for one operation, or a step's own, which tell them; where they do
+            not, `note` says why, and no time is given.
         repeat: how many times the forward and backward passes are done, where few micro-batches
             stand for many.
         constants: the numbers behind the time.
     """
     again = {"forward": repeat, "backward": repeat}
     try:
+        if isinstance(host, Timed):
+            step = _Step(operations, phases, card, HOST_SECONDS, constants)
+            host = _host_of(step, again, host, constants)
         step = _Step(operations, phases, card, host, constants)
-    except Missing as missing:
-        note = f"No time is predicted: the {missing} of {card.name} is not known."
+    except (Missing, _Untold) as error:
+        note = str(error)
+        if isinstance(error, Missing):
+            note = f"No time is predicted: the {error} of {card.name} is not known."
         return Time(flops=sum(op.flops for op in operations), note=note)
 
     def total(card: float, host: float) -> float:
@@ -252,4 +292,5 @@ def step_time(
         launches=launches,
         moved=moved,
         ends=step.ends(),
+        host=host,
     )

@@ -62,6 +62,21 @@ class Simulation:
         return self.time.step_seconds if self.time else None
 
     @property
+    def step_seconds_low(self) -> float | None:
+        """The shortest that a step should take; None where no time is predicted."""
+        return self.time.low if self.time else None
+
+    @property
+    def step_seconds_high(self) -> float | None:
+        """The longest that a step should take; None where no time is predicted."""
+        return self.time.high if self.time else None
+
+    @property
+    def host(self) -> float | None:
+        """The host's seconds for an operation; None where no time is predicted."""
+        return self.time.host if self.time else None
+
+    @property
     def limited_by(self) -> str | None:
         """What a step waits for, of `cost.KINDS`; None without a card."""
         return self.time.limited_by if self.time else None

@@ -20,7 +20,7 @@ HOMES = {  # the public names of each module; `show` is one itself
     "workloads": "Workload language_modelling text_classification",
 }
 __all__ = sorted(name for names in HOMES.values() for name in names.split())
-MODULES = {*HOMES, "models", "own_data", "settings", "tiny", "trainers"}
+MODULES = {*HOMES, "host", "models", "own_data", "settings", "tiny", "trainers"}
 
 
 def refuse_other_versions() -> None:

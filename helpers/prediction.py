@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 import torch
 
-from fake_cuda import Card, Simulation, cost, simulate
+from fake_cuda import Card, Simulation, simulate
+from fake_cuda.cost import Timed
 from fake_cuda.scripts import Script
 
 from . import hardware
 from .hardware import GPU, device, gib, this_gpu
+from .host import host_of
 from .memory import spare_what_is_loaded
 from .runs import compare
 from .settings import arguments_for_two_steps, liger_note, todays
@@ -117,7 +119,7 @@ def predict(
     *,
     gpu: str = "here",
     optimizer: Callable | None = None,
-    host: float = cost.HOST_SECONDS,
+    host: float | str | Timed | None = None,
     **settings,
 ) -> Prediction:
     """Predict memory and time of `train(workload, ...)` with the same keywords, without running it.
@@ -130,8 +132,9 @@ def predict(
         name: what tables call it; the workload's title without one.
         gpu: a card of `data/gpus.csv`, "cpu", or "here".
         optimizer: a function (model, args) that returns an optimizer.
-        host: how many seconds the card's computer needs for one operation; the notebook
-            measure_your_card finds it with one small step.
+        host: how many seconds the card's computer needs for one operation: a number, "fast",
+            "typical" or "slow". `onegpu calibrate` finds it by one small step, or by one that was
+            timed, and what it found of this machine holds for its own card.
         settings: keywords of `TrainingArguments`.
 
     Returns:
@@ -151,8 +154,7 @@ def predict(
     """
     spare_what_is_loaded()
     card = _card(gpu)
-    if not (isinstance(host, float | int) and host >= 0):
-        raise ValueError(f"host={host!r} is not a number of seconds, such as {cost.HOST_SECONDS}")
+    seconds, about_host = host_of(host, card)
     settings, renamed = todays(settings)
     if isinstance(workload, Workload):
         asked = _training(workload, settings, optimizer, card)
@@ -168,8 +170,9 @@ def predict(
     known = card and Card.of(card.name, card.capability, card.facts, bool(tf32))
     if isinstance(workload, Script):
         known = _with_memory(known, card)
-    found = simulate(run, known, host=host, repeat=times / min(2, times))
+    found = simulate(run, known, host=seconds, repeat=times / min(2, times))
     notes = asked.note, renamed, _note_of(workload), found.time and found.time.note
+    notes += (found.step_seconds and about_host,)
     notes += (not card and found.convolves and CONVOLUTIONS,)
     return Prediction(
         name=name or asked.workload,

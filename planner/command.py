@@ -1,78 +1,23 @@
-"""The command line: `onegpu predict | fit | report`.
+"""The command line: `onegpu predict | fit | calibrate | report`.
 
 Nothing here is imported before it is needed, so that a wrong option is answered at once.
 """
 
 import argparse
-import ast
 import json
 import os
 import sys
-import time
-from pathlib import Path
+
+from .terminal import Parser, Progress, host, picture, setting
 
 TASKS = ("text_classification", "language_modelling")  # of helpers.workloads, which loads torch
 PARALLEL = ("ddp", "zero1", "fsdp2", "hsdp")  # of ranks
-WORDS = ("true", "false", "none")  # however they are written
-NOT_SETTINGS = ("gpu", "name", "optimizer", "workload")  # keywords of predict that are no settings
 FACTS = (  # what --json says of a prediction
     "workload peak_allocated peak_reserved used context by_category fits took note "
-    "step_seconds samples_per_second tokens_per_second limited_by shares model_flops_utilisation"
+    "step_seconds step_seconds_low step_seconds_high host samples_per_second tokens_per_second "
+    "limited_by shares model_flops_utilisation"
 ).split()
 OK, BAD_INPUT, NOTHING_FITS, INTERRUPTED, CLOSED_PIPE = 0, 2, 3, 130, 141  # exit statuses
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence, like any other bad input."""
-
-    def error(self, message: str):
-        """ValueError in place of the usage and an exit."""
-        raise ValueError(message)
-
-
-class Progress:
-    """One line, written over and over; where nobody watches, a line in twenty seconds."""
-
-    EVERY = 20  # seconds
-
-    def __init__(self):
-        self.said = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{text:<100.100}\r", end="", file=sys.stderr, flush=True)
-        elif text and time.monotonic() - self.said > self.EVERY:
-            self.said = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self("")  # the line is wiped
-
-
-def setting(text: str) -> tuple[str, object]:
-    """`name=value` with the value read as Python where it is, else as text."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"{text!r} is not a setting: write name=value, such as bf16=True")
-    if name in NOT_SETTINGS:
-        raise ValueError(f"{name} is not a keyword of TrainingArguments: see --help")
-    try:
-        return name, ast.literal_eval(value.title() if value.lower() in WORDS else value)
-    except (ValueError, SyntaxError):
-        return name, value
-
-
-def picture(name: str) -> Path:
-    """A file that can be written, as far as that is known before the work is done."""
-    path = Path(name)
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise argparse.ArgumentTypeError(f"{name!r} is no picture: name a .png, .svg or .pdf file")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{name!r} cannot be written")
-    return path
 
 
 # ------------------------------------------------------------------------------------ the commands
@@ -92,11 +37,23 @@ def predict_command(options: argparse.Namespace) -> str:
 
         show.drawn(found, found.workload).savefig(options.timeline, dpi=160)
     if not options.json:
-        return f"{title}{found}"
+        return f"{title}{found}{_about_host(options, found)}"
     from helpers.hardware import versions
 
     facts = {name: getattr(found, name) for name in FACTS}
     return json.dumps({"gpu": found.device} | asked | facts | {"versions": versions()}, indent=2)
+
+
+def _about_host(options: argparse.Namespace, found) -> str:
+    """What a reader can do where a step waits for a host that nobody told or measured."""
+    from helpers.host import HOST_SECONDS, us
+
+    if options.host is not None or found.limited_by != "host" or found.host != HOST_SECONDS:
+        return ""
+    return (
+        f"\nThis step waits for its host, of which {us(HOST_SECONDS)} for an operation are "
+        "assumed: onegpu calibrate finds them, --host tells them."
+    )
 
 
 def _cards(options: argparse.Namespace, scripted: bool) -> tuple[int, str]:
@@ -139,7 +96,7 @@ def _script_predicted(options: argparse.Namespace) -> tuple:
         with script.started():
             from helpers.prediction import predict  # takes seconds, like what the script loads
 
-            return predict(script, gpu=options.gpu), "", {"script": name}
+            return predict(script, gpu=options.gpu, host=options.host), "", {"script": name}
 
 
 def _model_predicted(options: argparse.Namespace) -> tuple:
@@ -149,7 +106,7 @@ def _model_predicted(options: argparse.Namespace) -> tuple:
 
     settings = dict(map(setting, options.settings))
     workload = workloads.workload(options.size, options.task, length=options.length)
-    found = predict(workload, gpu=options.gpu, **settings)
+    found = predict(workload, gpu=options.gpu, host=options.host, **settings)
     batch = settings.get("per_device_train_batch_size", 8)
     words = workload.task.replace("_", " ")
     title = f"{words}, batch of {batch} x {workload.length:,} tokens\n"
@@ -169,8 +126,9 @@ def _rank_predicted(options: argparse.Namespace) -> tuple:
     from .ranks import predict_rank
 
     (model, ranks, parallel, tensor), named = _rank_asked(options)
+    about = {"host": options.host} | named
     with Progress() as progress:
-        found = predict_rank(model, options.gpu, ranks, parallel, tensor, say=progress, **named)
+        found = predict_rank(model, options.gpu, ranks, parallel, tensor, say=progress, **about)
     batch = named.get("per_device_train_batch_size", 8)
     title = f"language modelling, batch of {batch} on each rank\n"
     return found, title, dict(ranks=ranks, parallel=parallel, tensor=tensor)
@@ -191,11 +149,33 @@ def fit_command(options: argparse.Namespace) -> tuple[str, int]:
             longest=options.longest,
             say=progress,
             cache=options.cache,
+            host=options.host,
         )
     text = found.to_json() if options.json else str(found)
     if options.code and found.recipes and not options.json:
         text += f"\n\n{found.recipes[0].code}"
     return text, OK if found.recipes else NOTHING_FITS
+
+
+def calibrate_command(options: argparse.Namespace) -> str:
+    """What one step tells of the host: a small one that is measured, or one that was timed."""
+    settings = dict(map(setting, options.settings))
+    if options.step_seconds is None:
+        if options.model or options.gpu or options.task or options.length or settings:
+            raise ValueError("a run's model, card and settings go with its --step-seconds")
+        from .calibration import calibrate
+
+        found = calibrate()
+    elif not options.model:
+        raise ValueError("--step-seconds is of a run: name its --model and its settings")
+    else:
+        from helpers import workloads
+
+        from .calibration import calibrate_by
+
+        workload = workloads.workload(options.model, options.task, length=options.length)
+        found = calibrate_by(workload, options.step_seconds, options.gpu or "here", **settings)
+    return json.dumps(vars(found), indent=2) if options.json else str(found)
 
 
 def report_command(options: argparse.Namespace) -> str:
@@ -216,9 +196,15 @@ def parser() -> argparse.ArgumentParser:
     commands = found.add_subparsers(metavar="predict, fit or report", required=True)
     _predict_options(commands, both)
     _fit_options(commands, both)
+    _calibrate_options(commands, both)
     report = commands.add_parser("report", help="compare predictions with measurements")
     report.set_defaults(run=report_command)
     return found
+
+
+def _host_option(command: Parser) -> None:
+    about = "seconds that the card's computer takes for an operation; onegpu calibrate finds them"
+    command.add_argument("--host", type=host, metavar="fast|typical|slow|SECONDS", help=about)
 
 
 def _predict_options(commands, both: Parser) -> None:
@@ -242,6 +228,7 @@ def _predict_options(commands, both: Parser) -> None:
     add("--timeout", type=float, metavar="SECONDS", help="a script's time to take its updates")
     add("--network", action="store_true", help="let a script reach other machines")
     add("--timeline", type=picture, help="draw the last step: a .png file")
+    _host_option(command)
     command.set_defaults(run=predict_command)
 
 
@@ -255,7 +242,24 @@ def _fit_options(commands, both: Parser) -> None:
     add("--longest", action="store_true", help="the longest sample, too")
     add("--code", action="store_true", help="print the first recipe's code")
     add("--no-cache", dest="cache", action="store_false", help="predict all anew")
+    _host_option(command)
     command.set_defaults(run=fit_command)
+
+
+def _calibrate_options(commands, both: Parser) -> None:
+    command = commands.add_parser(
+        "calibrate",
+        parents=[both],
+        help="find how fast the card's computer is",
+        usage="%(prog)s [--gpu CARD --model NAME --step-seconds SECONDS [name=value ...]]",
+        description="Measures a small step on this machine's card, half a minute, and keeps what "
+        "it tells; or takes a step that was timed, of a run with these settings.",
+    )
+    add = command.add_argument
+    add("--step-seconds", type=float, metavar="SECONDS", help="what an optimizer step took")
+    add("--model", help="of this run: a model's name or folder")
+    add("--gpu", help="its card: one of data/gpus.csv, or here, which is the default")
+    command.set_defaults(run=calibrate_command)
 
 
 def parsed(given: list[str]) -> argparse.Namespace:
@@ -268,7 +272,7 @@ def parsed(given: list[str]) -> argparse.Namespace:
         options.settings = given[cut + 1 :]
     else:
         options.settings = rest + given[cut:]
-    if options.settings and options.run is not predict_command:
+    if options.settings and options.run not in (predict_command, calibrate_command):
         raise ValueError(f"{options.settings[0]!r} is not an option of {given[0]}")
     return options
 

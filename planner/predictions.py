@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from helpers import hardware
+from helpers.host import host_of
 from helpers.prediction import predict
 from helpers.workloads import Workload
 
@@ -27,11 +29,15 @@ def no_progress(text: str) -> None:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions for a question; `say` is told of each, `keep` is whether they stay on disk."""
+    """Predictions for a question; `say` is told of each, `keep` is whether they stay on disk.
+
+    `host` is that of `predict`.
+    """
 
     question: Question
     say: Callable[[str], None] = no_progress
     keep: bool = True
+    host: float | str | None = None
 
     def predict(
         self, plan: Plan, micro_batch: int, *, layers: tuple = (), length: int = 0
@@ -62,6 +68,7 @@ class Predictions:
         key = [config.to_dict(), workload.task, workload.length, plan.name]
         key += [asked.settings(plan, micro_batch), cache.code()]
         key += [asked.card.name, asked.card.capability, asked.card.facts]
+        key += host_of(self.host, hardware.gpu(asked.card.name))
         return cache.kept(json.dumps(key, default=str), make)
 
     def _predicted(self, plan: Plan, micro_batch: int, workload: Workload) -> Facts:
@@ -73,7 +80,7 @@ class Predictions:
             if micro_batches > 1:
                 keywords["gradient_accumulation_steps"] = 1
         card = self.question.card.name
-        found = predict(workload, gpu=card, optimizer=plan.optimizer, **keywords)
+        found = predict(workload, gpu=card, optimizer=plan.optimizer, host=self.host, **keywords)
         return Facts.of(found, micro_batches)
 
     def estimate(self, plan: Plan, micro_batch: int, *, length: int = 0) -> Estimate:

@@ -1,7 +1,4 @@
-"""One rank of several cards: the script that is predicted, and can be launched with torchrun.
-
-It stands here, as helpers know no templates.
-"""
+"""One rank of several cards: the script that is predicted, and can be launched with torchrun."""
 
 import dataclasses
 import json
@@ -10,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
+import jinja2  # which helpers do not know: so ranks stand here
 import torch
 import transformers
 
@@ -128,6 +125,7 @@ def predict_rank(
     tensor: int = 1,
     *,
     length: int | None = None,
+    host: float | str | None = None,
     say: Callable[[str], None] | None = None,
     **settings,
 ) -> Prediction:
@@ -140,6 +138,7 @@ def predict_rank(
         parallel: "ddp", "zero1", "fsdp2", or "hsdp" with two replicas.
         tensor: how many ranks share each product; with "fsdp2".
         length: tokens of a sample, where a name is given.
+        host: seconds that a card's computer takes for an operation, as `predict` takes them.
         say: is told how far it is.
         settings: of `TRAINERS`, as `TrainingArguments` names them, and of `OWN`: `lora`, the rank
             of adapters; `sync_each_batch`, whether each micro-batch is reduced;
@@ -160,7 +159,7 @@ def predict_rank(
         workload.config.save_pretrained(folder)
         path.write_text(_rendered(workload, cut, folder, weights=False), "utf-8")
         try:
-            found = predict(Script(str(path), ranks=ranks, say=say), gpu=gpu)
+            found = predict(Script(str(path), ranks=ranks, say=say), gpu=gpu, host=host)
         except ValueError as error:
             raise ValueError(str(error).replace(str(path), f"the script for {cut.title}")) from None
     notes = _of_ranks(workload, cut), workload.note, found.note

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from helpers.hardware import gib, supports
+from helpers.host import host_of
 
 from .answer import Fit, Recipe
 from .predictions import Predictions, no_progress
@@ -213,6 +214,7 @@ def fit(
     longest: bool = False,
     say: Callable[[str], None] = no_progress,
     cache: bool = True,
+    host: float | str | None = None,
 ) -> Fit:
     """Recipes to train a model on a card, predicted.
 
@@ -226,6 +228,7 @@ def fit(
         longest: whether to ask for the longest sample of each kind of recipe, too.
         say: is told what is being predicted.
         cache: whether predictions are kept on disk, in `build/predictions`.
+        host: seconds that the card's computer takes for an operation, as `predict` takes them.
 
     Returns:
         A `Fit`: recipes, least change first, then the fastest, or the nearest miss. What a recipe
@@ -242,7 +245,8 @@ def fit(
     """
     question = ask(model, gpu, task, length, batch)
     sizes = token_counts(data, question.hub_id) if data else []
-    search = Search(Predictions(question, say, cache))
+    host_of(host, question.card)  # what is wrong with it is said at once
+    search = Search(Predictions(question, say, cache, host))
     recipes = search.recipes()
     most_saving = question.ways()[-1]
     miss = None if recipes else search.recipe(Plan(SMALLEST, most_saving), 1)

@@ -223,7 +223,7 @@ def test_bad_input_of_fit_is_one_sentence(arguments, message, capsys):
 
 def test_progress_is_one_line_in_twenty_seconds_where_nobody_watches(capsys, monkeypatch):
     clock = Mock(return_value=0.0)
-    monkeypatch.setattr("planner.command.time.monotonic", clock)
+    monkeypatch.setattr("planner.terminal.time.monotonic", clock)
     with Progress() as progress:
         for clock.return_value in (5.0, 19.0, 21.0, 30.0, 42.0):
             progress(f"at {clock.return_value:.0f}")

@@ -25,7 +25,8 @@ HELPERS = {
     "trainers": {"hardware"},
     "own_data": {"models", "tiny"},
     "workloads": {"hardware", "models", "tiny", "own_data", "trainers"},
-    "prediction": {"hardware", "memory", "runs", "settings", "workloads"},
+    "host": {"hardware"},
+    "prediction": {"hardware", "host", "memory", "runs", "settings", "workloads"},
     "training": {"hardware", "memory", "prediction", "runs", "settings", "workloads"},
     "show": {"hardware", "runs"},
 }

@@ -27,7 +27,9 @@ ARROWS = {
     "search": {"techniques", "question", "predictions", "script", "answer"},
     "report": set(),
     "ranks": set(),
-    "command": {"search", "report", "ranks"},
+    "calibration": set(),
+    "terminal": set(),
+    "command": {"search", "report", "ranks", "calibration", "terminal"},
     "__main__": {"command"},
 }
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "pandas", "numpy", "helpers"}

@@ -21,6 +21,8 @@ GUIDE = "CUDA C++ Programming Guide, arithmetic instructions by compute capabili
 PCIE = "PCI Express {}, 16 lanes, one way"
 FIRST_ROWS = "the first 70 judged rows of data/speeds.csv, so that nine of ten lie inside"
 
+ELEVEN_HOSTS = "eleven machines, told by the first row of each set that waits for its host: "
+
 
 class Constant(NamedTuple):
     """A number of the model of time, as tables tell of it.
@@ -204,18 +206,17 @@ class Host:
     fast: float = _calibrated(
         "a fast host",
         6e-6,
-        "the fastest of eleven machines, each told by the first row of its set that waits: "
-        "decoder-b200, 5.6 us; elementwise operations of a B300's trace take 6.6 to 7.6 us alone "
-        "(AMD-AGI/TraceLens)",
+        f"{ELEVEN_HOSTS}the fastest, decoder-b200, 5.6 us; elementwise operations of a B300's "
+        "trace take 6.6 to 7.6 us (AMD-AGI/TraceLens)",
     )
     typical: float = _calibrated(
         "a typical host",
         22e-6,
-        "the median of these machines: 5.6, 15.7, 16.4, 17.7, 18.0, 22.3, 23.4, 25.0, 33.9, 34.9 "
+        f"{ELEVEN_HOSTS}the median of 5.6, 15.7, 16.4, 17.7, 18.0, 22.3, 23.4, 25.0, 33.9, 34.9 "
         "and 35.3 us",
     )
     slow: float = _calibrated(
-        "a slow host", 35e-6, "the slowest of these machines: vit-l-2023, 35.3 us"
+        "a slow host", 35e-6, f"{ELEVEN_HOSTS}the slowest, vit-l-2023, 35.3 us"
     )
     no_gradients: float = _assumed(
         "host, no gradients",

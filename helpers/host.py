@@ -55,10 +55,10 @@ def host_of(asked: float | str | Timed | None, card: GPU | None) -> Host:
 def us(seconds: float) -> str:
     """Seconds as microseconds, in three digits.
 
-    >>> us(2.612e-05)
-    '26.1 us'
+    >>> us(2.612e-05), us(1e-3)
+    ('26.1 us', '1,000 us')
     """
-    return f"{1e6 * seconds:.3g} us"
+    return f"{float(f'{1e6 * seconds:.3g}'):,g} us"
 
 
 def kept(card: GPU | None) -> Host | None:

@@ -187,7 +187,7 @@ def test_a_slower_host_takes_longer_and_no_more_memory(bert):
     assert usual.step_seconds == predict(bert, gpu="T4", **BATCH).step_seconds
     assert slow.limited_by == "host" != quick.limited_by
     assert slow.peak_allocated == usual.peak_allocated
-    for wrong in (-1, "fast"):
+    for wrong in (-1, "quick"):
         with pytest.raises(ValueError, match="number of seconds, such as"):
             predict(bert, gpu="T4", host=wrong, **BATCH)
 

@@ -14,6 +14,7 @@ import torch
 import transformers
 
 import helpers
+from fake_cuda.cost import HOST_SECONDS
 from helpers import Prediction, Workload
 
 from .jobs import Job
@@ -66,7 +67,8 @@ def announce(path: Path, card: str, jobs: Iterable[tuple[str, Job]], said: Calla
         row |= {"card": card, "date": datetime.date.today().isoformat()}
         row |= {"workload": workload.title, "settings": helpers.runs.settings_text(job.settings)}
         try:
-            found = helpers.predict(workload, gpu=card, optimizer=job.optimizer, **job.settings)
+            options = {"gpu": card, "optimizer": job.optimizer, "host": HOST_SECONDS}
+            found = helpers.predict(workload, **options, **job.settings)
             row |= values_of(found) | {"outcome": "predicted", "note": found.note}
         except (ValueError, NotImplementedError) as error:
             row["outcome"] = f"refused: {error}"

@@ -119,7 +119,7 @@ def constants() -> str:
     text = f"Of the {status.sum()} constants behind a predicted time {status[SOURCED]} are "
     ends = sum(constant.source == FIRST_ROWS for constant in listed(CONSTANTS))
     text += f"measured or documented by others, {status[CALIBRATED]} were chosen by named "
-    named = sum(constant.source.startswith(ELEVEN_HOSTS) for constant in listed(CONSTANTS))
+    named = sum(constant.source.endswith(ELEVEN_HOSTS) for constant in listed(CONSTANTS))
     text += f"rows (which do not judge; but the {ends} ends of the ranges were chosen on the first "
     text += f"70 rows of time, most of which do, and the {named} hosts that `--host` names, which "
     text += "no judged prediction uses, by eleven rows, of which six do), "

@@ -20,8 +20,10 @@ MMA = "its MMA is Ampere's (Dao-AILab/flash-attention kernel_traits.h @0a4755ed)
 GUIDE = "CUDA C++ Programming Guide, arithmetic instructions by compute capability"
 PCIE = "PCI Express {}, 16 lanes, one way"
 FIRST_ROWS = "the first 70 judged rows of data/speeds.csv, so that nine of ten lie inside"
-
-ELEVEN_HOSTS = "eleven machines, told by the first row of each set that waits for its host: "
+ELEVEN_HOSTS = (
+    "eleven machines, told by the first row of each set of data/speeds.csv that waits for its "
+    "host: 5.6, 15.7, 16.4, 17.7, 18.0, 22.3, 23.4, 25.0, 33.9, 34.9 and 35.3 us"
+)
 
 
 class Constant(NamedTuple):
@@ -203,21 +205,10 @@ class Host:
         "seconds of an operation in a forward pass that keeps a graph; of the eleven machines on "
         "which a step told it one is faster",
     )
-    fast: float = _calibrated(
-        "a fast host",
-        6e-6,
-        f"{ELEVEN_HOSTS}the fastest, decoder-b200, 5.6 us; elementwise operations of a B300's "
-        "trace take 6.6 to 7.6 us (AMD-AGI/TraceLens)",
-    )
-    typical: float = _calibrated(
-        "a typical host",
-        22e-6,
-        f"{ELEVEN_HOSTS}the median of 5.6, 15.7, 16.4, 17.7, 18.0, 22.3, 23.4, 25.0, 33.9, 34.9 "
-        "and 35.3 us",
-    )
-    slow: float = _calibrated(
-        "a slow host", 35e-6, f"{ELEVEN_HOSTS}the slowest, vit-l-2023, 35.3 us"
-    )
+    # A B300's trace (AMD-AGI/TraceLens) has elementwise operations of 6.6 to 7.6 us, too.
+    fast: float = _calibrated("a fast host", 6e-6, f"the fastest of {ELEVEN_HOSTS}")
+    typical: float = _calibrated("a typical host", 22e-6, f"the median of {ELEVEN_HOSTS}")
+    slow: float = _calibrated("a slow host", 35e-6, f"the slowest of {ELEVEN_HOSTS}")
     no_gradients: float = _assumed(
         "host, no gradients",
         0.60,
@@ -303,6 +294,5 @@ def _told(constants: Constants, group: str, key: str) -> Constant:
 
 
 CONSTANTS = Constants()
-# A step that waits for its host takes as much longer as that is slower than this:
-# notebooks/measure_your_card.ipynb.
+# A step that waits for its host takes as much longer as that is slower than this.
 HOST_SECONDS = CONSTANTS.host.operation

@@ -229,7 +229,7 @@ def _host_of(step: _Step, again: dict[str, float], took: Timed, constants: Const
         why = f"the card alone may need {alone:.3g} to {most:.3g} s of it"
         raise _Untold(f"{said}: {why}. Time one with fewer samples or tokens.")
     if took > total(high):
-        why = f"it would be slower than {high * 1e6:,.0f} us an operation"
+        why = f"it would be slower than {high:g} s an operation"
         raise _Untold(f"{said}: {why}. Is it the time of one step?")
     for _ in range(HALVINGS):
         middle = (low + high) / 2

@@ -13,6 +13,7 @@ import pandas as pd
 from evidence.compare import errors
 from evidence.tables import DATA, ROOT
 from fake_cuda.constants import ASSUMED, CALIBRATED, CONSTANTS, FIRST_ROWS, SOURCED, listed
+from helpers.runs import load
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- made by evidence/trust.py -->\n", "<!-- to here -->\n"
@@ -70,6 +71,40 @@ def steps() -> tuple[pd.DataFrame, pd.DataFrame]:
         table[["set", "run", "seconds"]], on=["set", "run"]
     )
     return judged, blind.assign(error=blind["predicted"] / blind["seconds"] - 1)
+
+
+def own() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Runs of our own cards that were announced before: memory, and time where it was taken."""
+    announced = pd.concat(pd.read_csv(path) for path in sorted(DATA.glob("announced_*.csv")))
+    measured = load("measured").query("outcome == 'measured'")
+    keys = ["section", "run", "torch", "transformers"]
+    both = measured.merge(announced, on=keys, suffixes=("", "_before")).assign(set="own")
+    memory = both.assign(error=both["predicted_allocated_before"] / both["peak_allocated"] - 1)
+    timed = both.dropna(subset="samples_per_second")
+    samples = timed["predicted_seconds"] * timed["predicted_samples_per_second_before"]
+    timed = timed.assign(seconds=samples / timed["samples_per_second"])
+    return memory, timed.assign(error=timed["predicted_seconds"] / timed["seconds"] - 1)
+
+
+def rows_of_our_own(memory: pd.DataFrame, timed: pd.DataFrame) -> str:
+    """What the announced runs say beyond their errors."""
+    cards = " and ".join(sorted(memory["card"].unique()))
+    reserved = (memory["predicted_reserved_before"] / memory["peak_reserved"] - 1).abs()
+    off = memory[memory["error"].abs() > 0.03].sort_values("error", key=abs, ascending=False)
+    low, high = timed["predicted_low"], timed["predicted_high"]
+    inside = timed["seconds"].between(low, high).mean()
+    slower = (timed["seconds"] / timed["predicted_seconds"]).groupby(timed["limited_by"]).median()
+    text = f"On a machine of ours with an {cards.removeprefix('NVIDIA ')}, {len(memory)} runs were "
+    text += "measured after their predictions were committed "
+    text += "([announced](data/announced_h100.csv), "
+    text += "[measured](data/measurements/h100-80gb-hbm3.csv)): allocated memory as in the table, "
+    text += f"reserved memory {percent(reserved.median())} off in the median. More than 3 % off "
+    text += f"are {len(off)}: {', '.join(off['run'])}; what they taught has been put in since, and "
+    text += "these rows stay as they were predicted. Its host is slow: steps that wait for it took "
+    text += f"{slower['host']:.1f} times as long as predicted in the median, the others "
+    others = timed[timed["limited_by"] != "host"]
+    text += f"{(others['seconds'] / others['predicted_seconds']).median():.1f} times, and "
+    return text + f"{100 * inside:.0f} % lay in their range."
 
 
 def rows_of_memory(table: pd.DataFrame, judged: pd.DataFrame) -> str:
@@ -136,12 +171,16 @@ def words() -> str:
     timed, blind_timed = steps()
     reserved = judged[judged["quantity"].str.startswith("reserved")]
     lines = HEAD + line("**memory, blind**", blind) + line("**time of a step, blind**", blind_timed)
+    memory, timed_here = own()
+    lines += line("**memory, blind, on our own card**", memory)
+    lines += line("**time of a step, blind, on our own card**", timed_here)
     triton, blind_triton = kernels()
     lines += line("**memory of one Triton kernel, blind**", blind_triton)
     lines += line("memory, after mends", judged) + line("of it, reserved memory", reserved)
     lines += line("time of a step, after mends", timed)
     lines += line("memory of one Triton kernel, after mends", triton)
-    about = [rows_of_memory(table, judged), rows_of_time(timed, blind_timed), constants()]
+    about = [rows_of_memory(table, judged), rows_of_our_own(memory, timed_here)]
+    about += [rows_of_time(timed, blind_timed), constants()]
     return "\n".join([lines, " ".join([*about, calculators()])]) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from evidence.schemas.checking import (
     ANY,
+    CARD,
     DAY,
     FILLED,
     HASH,
@@ -102,6 +103,16 @@ def calculators():
 
 def blind_peaks():
     return blind("set run quantity", predicted=cell(WHOLE))
+
+
+def announced():
+    """What `make gpu` will be held to, written down before."""
+    found = columns(FILLED, "section run torch transformers workload") | {"card": cell(CARD)}
+    found |= {"date": cell(DAY), **columns(ANY, "outcome settings limited_by note context")}
+    numbers = "predicted_allocated predicted_reserved predicted_seconds predicted_low "
+    numbers += "predicted_high predicted_samples_per_second"
+    found |= columns(cell(POSITIVE, empty=True), numbers)
+    return table(found, "section run torch transformers")
 
 
 def blind_speeds():

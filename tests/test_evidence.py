@@ -114,6 +114,23 @@ def test_a_prediction_takes_the_place_of_its_row(tmp_path):
     pd.testing.assert_frame_equal(new.drop(index=moved), old.drop(index=moved), check_dtype=False)
 
 
+def test_only_what_a_table_lacks_is_measured(tmp_path):
+    path, asked = tmp_path / "rows.csv", []
+
+    def measure(way, seed):
+        asked.append((way, seed))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return {"way": way, "seed": seed, "loss": 0.5}
+
+    jobs = [(way, seed) for way in ("plain", "LoRA") for seed in (0, 1)]
+    with pytest.raises(KeyboardInterrupt):
+        tables.append_missing(path, ["way", "seed"], jobs, measure)
+    tables.append_missing(path, ["way", "seed"], jobs, measure)
+    assert asked == [jobs[0], *jobs[1:2], *jobs[1:]]
+    assert pd.read_csv(path)[["way", "seed"]].to_records(index=False).tolist() == jobs
+
+
 def test_no_two_things_have_one_name():
     """So that a name means one thing; a source's set may be of bytes, of seconds or of both."""
     sources = {*runs.of_peaks(), *runs.of_steps()}

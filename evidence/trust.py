@@ -61,6 +61,14 @@ def kernels() -> tuple[pd.DataFrame, pd.DataFrame]:
     return today, _blind("blind_kernels", table)
 
 
+def several() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Memory of one card among several: today's predictions, and the blind ones."""
+    table = pd.read_csv(DATA / "several_cards.csv")
+    judged = table[table["role"] == "judged"]
+    today = judged.assign(error=judged["predicted"] / judged["measured"] - 1)
+    return today, _blind("blind_several_cards", table)
+
+
 def steps() -> tuple[pd.DataFrame, pd.DataFrame]:
     """The judged rows of time, and the blind ones as they were first predicted."""
     table = pd.read_csv(DATA / "speeds.csv")
@@ -137,8 +145,11 @@ def words() -> str:
     reserved = judged[judged["quantity"].str.startswith("reserved")]
     lines = HEAD + line("**memory, blind**", blind) + line("**time of a step, blind**", blind_timed)
     triton, blind_triton = kernels()
+    ranks, blind_ranks = several()
+    lines += line("**memory of one card of several, blind**", blind_ranks)
     lines += line("**memory of one Triton kernel, blind**", blind_triton)
     lines += line("memory, after mends", judged) + line("of it, reserved memory", reserved)
+    lines += line("memory of one card of several, after mends", ranks)
     lines += line("time of a step, after mends", timed)
     lines += line("memory of one Triton kernel, after mends", triton)
     about = [rows_of_memory(table, judged), rows_of_time(timed, blind_timed), constants()]

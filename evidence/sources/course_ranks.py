@@ -4,6 +4,9 @@ Gradients are summed one by one, in their place, and where states are sharded, t
 parameter are on the other card. No wrapper of torch is used, and what NCCL sends lies in its place,
 so that one rank runs as a plain loop: rank 0, which owns the first of each pair and one more.
 Nobody empties the gradients (optimizer_state_sharding_accounting.py in cs336_systems).
+
+Its allocator has expandable segments: what is left of a block is always split off from 512 bytes on
+(`should_split` in c10/cuda/CUDACachingAllocator.cpp), so that a tensor counts with its own bytes.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,12 +14,11 @@ from functools import partial
 
 import torch
 
-from evidence.cards import readings_before_emptying
 from evidence.decoder import Decoder, Student
 from evidence.decoder_training import AdamW, loss_of
 from evidence.several import as_they_ran
 from evidence.sources.course import UNKNOWN, XL_2025
-from fake_cuda import simulate
+from fake_cuda import Simulation, simulate
 
 CARDS, UPDATES = 2, 3
 
@@ -40,13 +42,20 @@ def run(student: Student, shares: bool) -> None:
     del everyone
 
 
+def standing(found: Simulation) -> list[int]:
+    """Bytes that stood each time just before the cache was emptied."""
+    now, seen = 0, []
+    for _, size in found.log:
+        now += -(-abs(size) // 512) * 512 * (1 if size > 0 else -1)
+        if not size:
+            seen.append(now)
+    return seen
+
+
 def peaks(student: Student, shares: bool) -> dict[str, int]:
     """What stands when the model has been built, and before the last step."""
-    seen = readings_before_emptying(simulate(partial(run, student, shares), card=UNKNOWN))
-    return {
-        "allocated, model built": seen[0].allocated,
-        "allocated before the step": seen[-1].allocated,
-    }
+    built, *_, before = standing(simulate(partial(run, student, shares), card=UNKNOWN))
+    return {"allocated, model built": built, "allocated before the step": before}
 
 
 def measured() -> Iterator[tuple[str, Callable]]:

@@ -192,7 +192,7 @@ def test_a_run_that_fails_leaves_the_rows_of_its_set(tmp_path, predicts, monkeyp
     monkeypatch.setattr(record, "KEPT", tmp_path)
     for call in (record.make, record.kept, record.forget, record.attempt):
         monkeypatch.setattr(call, "__defaults__", _with(call.__defaults__, tmp_path))
-    monkeypatch.setattr(peaks, "write", written.update)
+    monkeypatch.setattr(peaks, "write_each", written.update)
     assert command.carry_out(command.Plan(sources=[JOB, second]), 1) == 2
     assert [job.set for job in written] == ["other"]
     told = capsys.readouterr().err

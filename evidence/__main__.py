@@ -5,11 +5,13 @@
     python -m evidence calculators readme          some parts
     python -m evidence --plan                      say what would be made, and stop
 
-A set is a source's (data/measurements/peaks.csv, speeds.csv) or a lesson's (evidence/lessons). An
-interrupted run goes on where it stopped, and a file is replaced whole or not at all.
+A set is a source's (data/measurements/peaks.csv, several_cards.csv, speeds.csv) or a lesson's
+(evidence/lessons). An interrupted run goes on where it stopped, and a file is replaced whole or not
+at all.
 
-Writes: data/real_cards.csv, data/speeds.csv, data/speed_constants.csv, data/predictions.csv,
-data/fits.csv, data/calculators.csv, data/board.csv, data/real_cards.png, data/step.png, README.md
+Writes: data/real_cards.csv, data/several_cards.csv, data/speeds.csv, data/speed_constants.csv,
+data/predictions.csv, data/fits.csv, data/calculators.csv, data/board.csv, data/real_cards.png,
+data/step.png, README.md
 """
 
 import argparse
@@ -135,7 +137,7 @@ def carry_out(plan: Plan, processes: int) -> int:
     failed = record.make(plan.jobs, processes)
     sources = results(plan.sources, failed)
     if of_bytes := {job: found for job, found in sources.items() if job.bytes_too}:
-        peaks.write(of_bytes)
+        peaks.write_each(of_bytes)
     of_seconds = {job: found for job, found in sources.items() if job.seconds_too}
     if of_seconds:
         steps.write(of_seconds)

@@ -62,6 +62,14 @@ def kernels() -> tuple[pd.DataFrame, pd.DataFrame]:
     return today, _blind("blind_kernels", table)
 
 
+def several() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Memory of one card among several: today's predictions, and the blind ones."""
+    table = pd.read_csv(DATA / "several_cards.csv")
+    judged = table[table["role"] == "judged"]
+    today = judged.assign(error=judged["predicted"] / judged["measured"] - 1)
+    return today, _blind("blind_several_cards", table)
+
+
 def steps() -> tuple[pd.DataFrame, pd.DataFrame]:
     """The judged rows of time, and the blind ones as they were first predicted."""
     table = pd.read_csv(DATA / "speeds.csv")
@@ -122,6 +130,17 @@ def rows_of_memory(table: pd.DataFrame, judged: pd.DataFrame) -> str:
     return text + f"{roles['calibrates']} chose a setting that their source leaves open."
 
 
+def rows_of_ranks(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
+    """What reserved memory of one card among several is off by, and the rest after mends."""
+    reserved = blind[blind["quantity"] == "reserved"]["error"]
+    allocated = judged[judged["quantity"] != "reserved"]["error"].abs()
+    text = f"Of one card among several, {len(reserved)} rows of reserved memory were "
+    text += f"{percent(reserved.abs().median())} off in the median when first predicted, nine of "
+    text += f"ten within {percent(reserved.abs().quantile(0.9))}, "
+    text += f"{'all' if (reserved < 0).all() else 'not all'} of them too low; what is allocated is "
+    return text + f"within {percent(allocated.max())} after one mend."
+
+
 def rows_of_time(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
     """What else the rows of time say."""
     ours, plain = (errors(judged, column) for column in ("predicted", "roofline"))
@@ -175,12 +194,15 @@ def words() -> str:
     lines += line("**memory, blind, on our own card**", memory)
     lines += line("**time of a step, blind, on our own card**", timed_here)
     triton, blind_triton = kernels()
+    ranks, blind_ranks = several()
+    allocated = blind_ranks[blind_ranks["quantity"] != "reserved"]
+    lines += line("**allocated memory of one card of several, blind**", allocated)
     lines += line("**memory of one Triton kernel, blind**", blind_triton)
     lines += line("memory, after mends", judged) + line("of it, reserved memory", reserved)
     lines += line("time of a step, after mends", timed)
     lines += line("memory of one Triton kernel, after mends", triton)
     about = [rows_of_memory(table, judged), rows_of_our_own(memory, timed_here)]
-    about += [rows_of_time(timed, blind_timed), constants()]
+    about += [rows_of_ranks(ranks, blind_ranks), rows_of_time(timed, blind_timed), constants()]
     return "\n".join([lines, " ".join([*about, calculators()])]) + "\n"
 
 

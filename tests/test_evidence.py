@@ -43,6 +43,8 @@ def test_what_a_run_has_to_ask_for_counts_where_it_is_asked_for():
     assert {"fake_cuda.launches", "fake_cuda.choices.liger"} <= kernels - plain
     assert "fake_cuda.compiled" not in kernels | plain
     assert "fake_cuda.compiled_plan" in code.modules_behind("evidence.sources.compiled_course")
+    of_a_script = code.modules_behind("evidence.sources.fms_ranks")
+    assert {"fake_cuda.scripts.group", "fake_cuda.scripts.ranks"} <= of_a_script - plain
     names = {name for names in code.ON_REQUEST.values() for name in names.split()}
     assert all(code._file(f"fake_cuda.{name}") for name in names)
 
@@ -207,7 +209,7 @@ def test_a_run_that_fails_leaves_the_rows_of_its_set(tmp_path, predicts, monkeyp
     monkeypatch.setattr(record, "KEPT", tmp_path)
     for call in (record.make, record.kept, record.forget, record.attempt):
         monkeypatch.setattr(call, "__defaults__", _with(call.__defaults__, tmp_path))
-    monkeypatch.setattr(peaks, "write", written.update)
+    monkeypatch.setattr(peaks, "write_each", written.update)
     assert command.carry_out(command.Plan(sources=[JOB, second]), 1) == 2
     assert [job.set for job in written] == ["other"]
     told = capsys.readouterr().err

@@ -9,7 +9,8 @@ A set is a source's (data/measurements/peaks.csv, speeds.csv) or a lesson's (evi
 interrupted run goes on where it stopped, and a file is replaced whole or not at all.
 
 Writes: data/real_cards.csv, data/speeds.csv, data/speed_constants.csv, data/predictions.csv,
-data/fits.csv, data/calculators.csv, data/board.csv, data/real_cards.png, data/step.png, README.md
+data/fits.csv, data/atlas, data/calculators.csv, data/board.csv, data/real_cards.png, data/step.png,
+README.md
 """
 
 import argparse
@@ -18,6 +19,7 @@ import sys
 from typing import NamedTuple
 
 from evidence import fits, peaks, predictions, record, runs, steps
+from evidence.atlas import table as atlas
 from evidence.runs import Job
 from helpers.hardware import suggest
 
@@ -45,6 +47,7 @@ class Plan(NamedTuple):
     sources: list[Job] = ()
     lessons: list[Job] = ()
     fits: list[Job] = ()
+    atlas: list[Job] = ()
     constants: bool = False
     pasted: bool = False
     parts: list[str] = ()
@@ -52,13 +55,13 @@ class Plan(NamedTuple):
 
     @property
     def jobs(self) -> list[Job]:
-        return [*self.sources, *self.lessons, *self.fits]
+        return [*self.sources, *self.lessons, *self.fits, *self.atlas]
 
 
 def names() -> list[str]:
     """Everything that can be asked for."""
     sets = [*runs.of_peaks(), *runs.of_steps(), *runs.of_lessons()]
-    return list(dict.fromkeys([*sets, "fits", PASTED, CONSTANTS, *PARTS]))
+    return list(dict.fromkeys([*sets, "fits", PASTED, CONSTANTS, *PARTS, *atlas.names()]))
 
 
 def source_jobs(asked: list[str], again: bool, all_steps: bool) -> tuple[list[Job], dict[str, str]]:
@@ -90,17 +93,18 @@ def planned(asked: list[str], again: bool = False) -> Plan:
     if asked and set(asked) <= set(PARTS):
         return Plan(parts=[name for name in PARTS if name in asked])
     everything = not asked
-    asked = asked or [name for name in names() if name != PASTED]
+    asked = asked or [name for name in names() if name != PASTED and name not in atlas.names()]
     sources, missing = source_jobs(asked, again, all_steps=CONSTANTS in asked and not everything)
     due = any(job.seconds_too for job in sources)
     if everything and due:  # the constants are about all steps
         sources, missing = source_jobs(asked, again, all_steps=True)
     lessons = predictions.to_make(asked, again)
     answers = fits.to_make(again) if "fits" in asked else []
+    recipes = atlas.to_make(asked, again)
     changed = bool(sources or lessons)
     parts = [name for name in PARTS if name in asked or changed]
     constants = CONSTANTS in asked and due
-    return Plan(sources, lessons, answers, constants, PASTED in asked, parts, missing)
+    return Plan(sources, lessons, answers, recipes, constants, PASTED in asked, parts, missing)
 
 
 def told(plan: Plan) -> str:
@@ -110,6 +114,7 @@ def told(plan: Plan) -> str:
         "runs of sources": plan.sources,
         "predictions of lessons": plan.lessons,
         "questions to the planner": plan.fits,
+        "recipes of the atlas": plan.atlas,
     }
     for what, jobs in counts.items():
         sets = {job.set for job in jobs}
@@ -145,6 +150,8 @@ def carry_out(plan: Plan, processes: int) -> int:
         predictions.write(lessons)
     if answers := results(plan.fits, failed):
         fits.write(answers)
+    if recipes := results(plan.atlas, failed):
+        atlas.write(recipes)
     if plan.pasted:
         fits.write_pasted()
     record.forget([job for job in plan.jobs if job not in failed])

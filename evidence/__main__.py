@@ -19,6 +19,7 @@ import sys
 from typing import NamedTuple
 
 from evidence import fits, peaks, predictions, record, runs, steps
+from evidence.atlas import check
 from evidence.atlas import table as atlas
 from evidence.runs import Job
 from helpers.hardware import suggest
@@ -48,6 +49,7 @@ class Plan(NamedTuple):
     lessons: list[Job] = ()
     fits: list[Job] = ()
     atlas: list[Job] = ()
+    checks: list[Job] = ()
     constants: bool = False
     pasted: bool = False
     parts: list[str] = ()
@@ -55,13 +57,15 @@ class Plan(NamedTuple):
 
     @property
     def jobs(self) -> list[Job]:
-        return [*self.sources, *self.lessons, *self.fits, *self.atlas]
+        return [*self.sources, *self.lessons, *self.fits, *self.atlas, *self.checks]
 
 
 def names() -> list[str]:
     """Everything that can be asked for."""
     sets = [*runs.of_peaks(), *runs.of_steps(), *runs.of_lessons()]
-    return list(dict.fromkeys([*sets, "fits", PASTED, CONSTANTS, *PARTS, *atlas.names()]))
+    return list(
+        dict.fromkeys([*sets, "fits", PASTED, CONSTANTS, *PARTS, *atlas.names(), check.SET])
+    )
 
 
 def source_jobs(asked: list[str], again: bool, all_steps: bool) -> tuple[list[Job], dict[str, str]]:
@@ -93,18 +97,20 @@ def planned(asked: list[str], again: bool = False) -> Plan:
     if asked and set(asked) <= set(PARTS):
         return Plan(parts=[name for name in PARTS if name in asked])
     everything = not asked
-    asked = asked or [name for name in names() if name != PASTED and name not in atlas.names()]
+    asked = asked or [name for name in names() if name not in (PASTED, check.SET, *atlas.names())]
     sources, missing = source_jobs(asked, again, all_steps=CONSTANTS in asked and not everything)
     due = any(job.seconds_too for job in sources)
     if everything and due:  # the constants are about all steps
         sources, missing = source_jobs(asked, again, all_steps=True)
     lessons = predictions.to_make(asked, again)
     answers = fits.to_make(again) if "fits" in asked else []
-    recipes = atlas.to_make(asked, again)
+    recipes, checks = atlas.to_make(asked, again), check.to_make(asked, again)
     changed = bool(sources or lessons)
     parts = [name for name in PARTS if name in asked or changed]
     constants = CONSTANTS in asked and due
-    return Plan(sources, lessons, answers, recipes, constants, PASTED in asked, parts, missing)
+    return Plan(
+        sources, lessons, answers, recipes, checks, constants, PASTED in asked, parts, missing
+    )
 
 
 def told(plan: Plan) -> str:
@@ -115,6 +121,7 @@ def told(plan: Plan) -> str:
         "predictions of lessons": plan.lessons,
         "questions to the planner": plan.fits,
         "recipes of the atlas": plan.atlas,
+        "points of the atlas in full": plan.checks,
     }
     for what, jobs in counts.items():
         sets = {job.set for job in jobs}
@@ -152,6 +159,8 @@ def carry_out(plan: Plan, processes: int) -> int:
         fits.write(answers)
     if recipes := results(plan.atlas, failed):
         atlas.write(recipes)
+    if sample := results(plan.checks, failed):
+        check.write(sample)
     if plan.pasted:
         fits.write_pasted()
     record.forget([job for job in plan.jobs if job not in failed])

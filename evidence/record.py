@@ -89,6 +89,10 @@ def made(job: Job) -> Any:
         from evidence.atlas.points import recipe
 
         return recipe(job.set.removeprefix("atlas-"), job.variant, job.run)
+    if job.kind == "full":
+        from evidence.atlas import check, full
+
+        return full.prediction(check.key_of(job.run))
     from evidence.fits import answers
 
     return answers(job.run)

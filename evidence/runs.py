@@ -22,7 +22,7 @@ VERSIONS = "evidence.libraries.rows"  # behaviours of older libraries, by the ve
 class Job(NamedTuple):
     """One prediction. A `run` of a source in both PEAKS and STEPS is one job, which tells both."""
 
-    kind: str  # source, lesson, fit or atlas
+    kind: str  # source, lesson, fit, atlas or full
     module: str
     set: str
     run: str

@@ -12,6 +12,7 @@
   const CATEGORIES = ["parameters", "gradients", "optimizer states", "activations", "temporaries"];
   const FIRST = { model: "qwen3-0.6b", length: "1024", batch: "8", card: "RTX 4090" };
   const loaded = {};
+  const field = (name) => form.elements.namedItem(name); // "length" is also a property
   let index;
 
   const gib = (mib) => (mib / 1024).toFixed(2) + " GiB";
@@ -217,7 +218,7 @@
 
   // ------------------------------------------------------------------------ the question
   function fill(name, values, words = (value) => value) {
-    const list = form.elements[name];
+    const list = field(name);
     list.replaceChildren(...values.map((v) => element("option", words(v), { value: v })));
   }
 
@@ -225,7 +226,7 @@
     const given = new URLSearchParams(location.hash.slice(1));
     const unknown = [];
     for (const name of Object.keys(FIRST)) {
-      const list = form.elements[name];
+      const list = field(name);
       const known = [...list.options].map((option) => option.value);
       const value = given.get(name);
       if (value !== null && !known.includes(value)) unknown.push(`${name} ${value}`);
@@ -236,9 +237,9 @@
 
   async function answer(unknown = []) {
     try {
-      const model = await read(form.elements.model.value);
-      const card = index.cards.find((one) => one.name === form.elements.card.value);
-      const numbers = { length: +form.elements.length.value, batch: +form.elements.batch.value };
+      const model = await read(field("model").value);
+      const card = index.cards.find((one) => one.name === field("card").value);
+      const numbers = { length: +field("length").value, batch: +field("batch").value };
       show({ model, card, family: model.families[card.family], ...numbers });
     } catch (error) {
       place.replaceChildren();

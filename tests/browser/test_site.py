@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "build" / "browser"
 SITE = ROOT / "build" / "site"
 AXE = next((ROOT / "build").glob("axe-core-*.tgz"), None)
-PAGES = """index docs/look_up docs/teaching docs/will_it_fit notebooks/00_start_here notebooks/02_where_memory_goes
-notebooks/07_optimizers notebooks/16_all_together notebooks/17_will_it_fit
+PAGES = """index docs/look_up docs/teaching docs/will_it_fit notebooks/00_start_here
+notebooks/02_where_memory_goes notebooks/07_optimizers notebooks/16_all_together notebooks/17_will_it_fit
 notebooks/20_training_dynamics notebooks/measure_your_card
 notebooks/solutions/02_where_memory_goes""".split()
 

@@ -154,8 +154,8 @@
     row("micro-batch", `${one.microBatch} x ${one.accumulation}`);
     row("needs", `${gib(one.need)} of ${gib(asked.card.memory)}`);
     if (one.seconds) {
-      const pace = (seconds) => twoDigits((asked.batch * asked.length) / seconds);
-      row("tokens/s", `${pace(one.seconds)} (${pace(one.high)} to ${pace(one.low)})`);
+      const [middle, low, high] = [one.seconds, one.high, one.low].map((n) => pace(asked, n));
+      row("tokens/s", `${middle} (${low} to ${high})`);
       row("limited by", one.limit);
     }
     row("price", one.known.price);
@@ -177,6 +177,37 @@
       "data-micro-batch": one.microBatch,
       "data-seconds": one.seconds.toPrecision(4),
     });
+  }
+
+  const pace = (asked, seconds) => twoDigits((asked.batch * asked.length) / seconds);
+
+  // The same question to every card: which one do I rent?
+  function allCards(asked) {
+    const names = ["card", "memory", "first recipe that fits", "micro-batch", "needs", "tokens/s"];
+    const head = element("tr", names.map((name) => element("th", name, { scope: "col" })));
+    const rows = index.cards.filter((card) => card.like === card.name).map((card) => {
+      const own = { ...asked, card, family: asked.model.families[card.family] };
+      const one = own.family ? recipes(own)[0] : null;
+      const cells = [gib(card.memory), own.family ? "nothing" : "not recorded here", "", "", ""];
+      if (one) {
+        const batches = `${one.microBatch} x ${one.accumulation}`;
+        const speed = one.seconds ? pace(own, one.seconds) : "unknown";
+        cells.splice(1, 4, one.name, batches, gib(one.need), speed);
+      }
+      const shown = cells.map((cell) => element("td", cell));
+      return element("tr", [element("th", card.name, { scope: "row" }), ...shown], {
+        "data-card": card.name,
+        "data-recipe": one ? one.name : "",
+      });
+    });
+    const parts = [element("thead", head), element("tbody", rows)];
+    const table = element("div", element("table", parts, { class: "table" }), {
+      class: "fit-cards",
+      tabindex: "0",
+      role: "region",
+      "aria-label": "The first recipe that fits, on every card",
+    });
+    return element("details", [element("summary", "Every card"), table]);
   }
 
   function command(asked) {
@@ -201,7 +232,7 @@
     if (found.length) {
       const some = found.length === 1 ? "One recipe fits" : `${found.length} recipes fit`;
       state.replaceChildren(`${about}: ${some}, least change first. `, ...whole);
-      place.append(...found.map((one) => shown(asked, one, true)));
+      place.append(allCards(asked), ...found.map((one) => shown(asked, one, true)));
       return;
     }
     const miss = nearestMiss(asked);
@@ -213,7 +244,7 @@
     const remedy = small ? `it would fit on ${small.name}` : "no known card of its kind holds it";
     const words = `${about}: nothing fits. The nearest miss needs ${gib(miss.need)}: ${remedy}. `;
     state.replaceChildren(words, ...whole);
-    place.append(shown(asked, miss, false));
+    place.append(allCards(asked), shown(asked, miss, false));
   }
 
   // ------------------------------------------------------------------------ the question

@@ -9,8 +9,8 @@ A set is a source's (data/measurements/peaks.csv, speeds.csv) or a lesson's (evi
 interrupted run goes on where it stopped, and a file is replaced whole or not at all.
 
 Writes: data/real_cards.csv, data/speeds.csv, data/speed_constants.csv, data/predictions.csv,
-data/fits.csv, data/atlas, data/calculators.csv, data/board.csv, data/real_cards.png, data/step.png,
-README.md
+data/fits.csv, data/atlas, data/atlas_check.csv, data/calculators.csv, data/board.csv,
+data/real_cards.png, data/step.png, README.md
 """
 
 import argparse

@@ -8,6 +8,7 @@ from evidence.schemas import by_hand, checking, measured, predicted
 
 SCHEMAS = {  # by path below data/, without ".csv"
     "alt": by_hand.alt,
+    "atlas_check": predicted.atlas_check,
     "blind_kernels": predicted.blind_peaks,
     "blind_peaks": predicted.blind_peaks,
     "blind_speeds": predicted.blind_speeds,

@@ -10,8 +10,8 @@ PICTURES = ROOT / "build" / "browser"
 SITE = ROOT / "build" / "site"
 AXE = next((ROOT / "build").glob("axe-core-*.tgz"), None)
 PAGES = """index docs/look_up docs/teaching docs/will_it_fit notebooks/00_start_here
-notebooks/02_where_memory_goes notebooks/07_optimizers notebooks/16_all_together notebooks/17_will_it_fit
-notebooks/20_training_dynamics notebooks/measure_your_card
+notebooks/02_where_memory_goes notebooks/07_optimizers notebooks/16_all_together
+notebooks/17_will_it_fit notebooks/20_training_dynamics notebooks/measure_your_card
 notebooks/solutions/02_where_memory_goes""".split()
 
 if not (SITE / "index.html").exists():

@@ -103,6 +103,18 @@ def test_the_code_is_the_planners(window, address):
     assert text == script(planned, Plan.named(one.recipe), one.micro_batch)
 
 
+def test_every_card_is_asked_the_same_question(window, address):
+    question = questions()[0] | {"length": 1024, "batch": 8}
+    visit(window, link(address, question))
+    rows = window.locator(".fit-cards tbody tr").all()
+    told = {row.get_attribute("data-card"): row.get_attribute("data-recipe") for row in rows}
+    known = [card["name"] for card in data("index")["cards"] if card["like"] == card["name"]]
+    assert list(told) == known
+    for name, recipe in told.items():
+        first = next(iter(asked(question | {"card": name}).fits()), None)
+        assert recipe == (first.recipe if first else ""), name
+
+
 def test_without_javascript_a_table_answers(chromium, address):
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()

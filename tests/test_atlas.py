@@ -3,6 +3,7 @@
 import json
 import re
 
+import pandas as pd
 import pytest
 
 from evidence.atlas import check, page, points, table
@@ -71,15 +72,14 @@ def test_the_sample_lies_as_near_to_full_predictions_as_is_said():
         assert errors[what].quantile(0.95) <= bound, what
 
 
-def test_the_sample_is_the_one_that_is_drawn_and_holds_what_the_atlas_has():
-    drawn = set(check.drawn())
-    import pandas as pd
-
-    for row in pd.read_csv(check.PREDICTED).to_dict("records"):
-        key = tuple(row[name] for name in check.KEY)
-        for name, value in check.from_the_atlas(key).items():
+def test_the_sample_is_drawn_from_the_atlas_and_holds_what_stands_there():
+    drawn = check.drawn()
+    assert len(set(drawn)) == len(drawn) == check.POINTS
+    rows = pd.read_csv(check.PREDICTED).to_dict("records")
+    assert {tuple(row[name] for name in check.KEY) for row in rows} <= set(drawn)
+    for row in rows:
+        for name, value in check.from_the_atlas(tuple(row[key] for key in check.KEY)).items():
             assert row[f"atlas_{name}"] == pytest.approx(value)
-    assert drawn
 
 
 # ------------------------------------------------------------------------------------- the growth

@@ -3,7 +3,7 @@
     python -m evidence atlas-check
 
 What is drawn follows from what is recorded, by a fixed seed: of each model the same number of
-micro-batches, half of them one of two in a step, on a card of the family that is drawn as well.
+micro-batches, alone in a step or one of two, on a card of the family that is drawn as well.
 """
 
 import random
@@ -25,12 +25,14 @@ WHAT = ["allocated_mib", "reserved_mib", "seconds"]
 
 
 def drawn() -> list[tuple]:
-    """The sample, by `KEY`."""
-    by_model = {model: _all_of(model) for model in table.MODELS if table.file_of(model).exists()}
+    """The sample, by `KEY`. Of a model alone it would begin with the same points."""
+    recorded = [model for model in table.MODELS if table.file_of(model).exists()]
     found: list[tuple] = []
-    for number, every in enumerate(by_model.values()):
-        size = POINTS // len(by_model) + (number < POINTS % len(by_model))
-        found += random.Random(SEED + number).sample(every, min(size, len(every)))
+    for number, model in enumerate(recorded):
+        every = _all_of(model)
+        draw = random.Random(SEED + table.MODELS.index(model))
+        size = POINTS // len(recorded) + (number < POINTS % len(recorded))
+        found += draw.sample(every, min(POINTS, len(every)))[:size]
     return found
 
 

@@ -26,6 +26,7 @@ MOST = 190 * GIB  # no known card has as much
 # With one sample some tensors are laid out in a line that are not with more: two tell of more.
 PAIR = Pair(Point(512, 2), Point(1024, 2))
 MiB = 2**20
+BEGINNING = 8  # events of a backward pass until the gradient of a loss is added
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
 
 
@@ -70,17 +71,30 @@ def single(found: Simulation) -> Amount:
     return Amount(found.peak_allocated, found.peak_reserved, parts)
 
 
-def several(found: Simulation, adapters: bool) -> Amount:
-    """A step of more than one: the later ones find the gradients of the first, and where all
-    weights learn each new gradient stands beside the old one until it is added."""
+def several(found: Simulation, adapters: bool, tied: bool) -> Amount:
+    """A step of more than one: the later ones find the gradients of the first.
+
+    Where all weights learn, each new gradient stands beside the old one until it is added: at once,
+    but that of a tied head waits for the embedding's, at the end of the backward pass, and what
+    Liger's loss makes in the forward pass for the backward pass to begin.
+
+    Args:
+        found: a step of one micro-batch.
+        adapters: whether only they learn; the planner adds their gradients and no more.
+        tied: whether head and embedding are one parameter.
+    """
     names = list(found.by_category)
     column = names.index("gradients")
     bytes_ = found.timeline.copy()
     before = bytes_.sum(axis=1).max()
-    born = np.diff(bytes_[:, column], prepend=0).clip(min=0)
+    born = np.diff(bytes_[:, column], prepend=bytes_[0, column]).clip(min=0)
     bytes_[:, column] = found.peak_by_category["gradients"]
     if not adapters:
-        bytes_[:, names.index("temporaries")] += np.where(np.arange(len(born)) > 0, born, 0)
+        starts = {name: row for row, name in reversed(found.phases)}
+        head = int(born.argmax())
+        until = starts["optimizer step"] if tied else starts["backward"] + BEGINNING
+        born[head + 1 : until] += born[head]
+        bytes_[:, names.index("temporaries")] += born
     total = bytes_.sum(axis=1)
     more = int(total.max() - before)
     at_peak = dict(zip(names, bytes_[total.argmax()].tolist(), strict=True))
@@ -105,17 +119,20 @@ class Twins(NamedTuple):
         )
 
 
-def sizes(twins: Twins, blocks: int, points: Sequence[Point], plan: Plan) -> dict:
+def sizes(twins: Twins, question: Question, points: Sequence[Point], plan: Plan) -> dict:
     """Of each number of tokens, as long as some card has as much, the bytes of a step of one
     micro-batch and of several, None where there is one alone."""
-    growth = Growth(twins.shallow.events, twins.near.events).plan(blocks - DEEP)
+    config = question.workload.config
+    growth = Growth(twins.shallow.events, twins.near.events)
+    whole = growth.plan(config.num_hidden_layers - DEEP)
+    tied = bool(config.tie_word_embeddings)
     tokens, found = (PAIR.near.tokens, PAIR.far.tokens), {}
     for asked in sorted({point.tokens for point in points}):
         of = sizes_at(twins.near.events, twins.far.events, tokens, asked)
-        simulated, _ = replay(grown(growth, twins.near.events.kinds, of), True)
+        simulated, _ = replay(grown(whole, twins.near.events.kinds, of), True)
         if simulated.peak_reserved > MOST:
             break
-        again = several(simulated, plan.kind.adapters) if plan.kind.accumulates else None
+        again = several(simulated, plan.kind.adapters, tied) if plan.kind.accumulates else None
         gradients = simulated.peak_by_category["gradients"]
         found[asked] = single(simulated), again, gradients
     return found
@@ -172,7 +189,7 @@ def recipe(model: str, family: str, name: str) -> dict:
     points = all_points()
     try:
         twins = Twins.of(question, plan)
-        amounts = sizes(twins, blocks, points, plan)
+        amounts = sizes(twins, question, points, plan)
         points = [point for point in points if point.tokens in amounts]
         if not points:
             return {"why": "no card has as much"}

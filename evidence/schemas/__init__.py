@@ -9,6 +9,7 @@ from evidence.schemas import by_hand, checking, measured, predicted
 SCHEMAS = {  # by path below data/, without ".csv"
     "alt": by_hand.alt,
     "announced_h100": predicted.announced,
+    "atlas_check": predicted.atlas_check,
     "blind_kernels": predicted.blind_peaks,
     "blind_peaks": predicted.blind_peaks,
     "blind_several_cards": predicted.blind_peaks,

@@ -83,6 +83,16 @@ def fits():
     return table(found | DATE | {"code_hash": cell(HASH, empty=True)}, "model gpu recipe", miss)
 
 
+def atlas_check():
+    found = columns(FILLED, "model family recipe card")
+    found |= columns(cell(WHOLE), "length micro_batch accumulation")
+    for what in ("allocated_mib", "reserved_mib"):
+        found |= columns(cell(WHOLE), f"atlas_{what} full_{what}")
+    found |= columns(cell(POSITIVE), "atlas_seconds full_seconds") | VERSIONS | DATE
+    keys = "model family recipe length micro_batch accumulation card"
+    return table(found | {"code_hash": cell(HASH)}, keys)
+
+
 def blind(keys: str, **own):
     found = columns(FILLED, keys) | own
     return table(found | {"predicted_with": FILLED} | DATE, keys)

@@ -29,7 +29,7 @@ html_theme_options = {
     "navbar_persistent": [],  # the search stands in the sidebar already
     "footer_content_items": ["copyright.html"],
 }
-html_static_path = ["site.css"]
+html_static_path = ["site.css", "will_it_fit.js"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_math_renderer = "mathml"

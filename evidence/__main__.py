@@ -5,11 +5,13 @@
     python -m evidence calculators readme          some parts
     python -m evidence --plan                      say what would be made, and stop
 
-A set is a source's (data/measurements/peaks.csv, speeds.csv) or a lesson's (evidence/lessons). An
-interrupted run goes on where it stopped, and a file is replaced whole or not at all.
+A set is a source's (data/measurements/peaks.csv, several_cards.csv, speeds.csv) or a lesson's
+(evidence/lessons). An interrupted run goes on where it stopped, and a file is replaced whole or not
+at all.
 
-Writes: data/real_cards.csv, data/speeds.csv, data/speed_constants.csv, data/predictions.csv,
-data/fits.csv, data/calculators.csv, data/board.csv, data/real_cards.png, data/step.png, README.md
+Writes: data/real_cards.csv, data/several_cards.csv, data/speeds.csv, data/speed_constants.csv,
+data/predictions.csv, data/fits.csv, data/atlas, data/atlas_check.csv, data/calculators.csv,
+data/board.csv, data/real_cards.png, data/step.png, README.md
 """
 
 import argparse
@@ -18,6 +20,8 @@ import sys
 from typing import NamedTuple
 
 from evidence import fits, peaks, predictions, record, runs, steps
+from evidence.atlas import check
+from evidence.atlas import table as atlas
 from evidence.runs import Job
 from helpers.hardware import suggest
 
@@ -45,6 +49,8 @@ class Plan(NamedTuple):
     sources: list[Job] = ()
     lessons: list[Job] = ()
     fits: list[Job] = ()
+    atlas: list[Job] = ()
+    checks: list[Job] = ()
     constants: bool = False
     pasted: bool = False
     parts: list[str] = ()
@@ -52,13 +58,15 @@ class Plan(NamedTuple):
 
     @property
     def jobs(self) -> list[Job]:
-        return [*self.sources, *self.lessons, *self.fits]
+        return [*self.sources, *self.lessons, *self.fits, *self.atlas, *self.checks]
 
 
 def names() -> list[str]:
     """Everything that can be asked for."""
     sets = [*runs.of_peaks(), *runs.of_steps(), *runs.of_lessons()]
-    return list(dict.fromkeys([*sets, "fits", PASTED, CONSTANTS, *PARTS]))
+    return list(
+        dict.fromkeys([*sets, "fits", PASTED, CONSTANTS, *PARTS, *atlas.names(), check.SET])
+    )
 
 
 def source_jobs(asked: list[str], again: bool, all_steps: bool) -> tuple[list[Job], dict[str, str]]:
@@ -90,17 +98,20 @@ def planned(asked: list[str], again: bool = False) -> Plan:
     if asked and set(asked) <= set(PARTS):
         return Plan(parts=[name for name in PARTS if name in asked])
     everything = not asked
-    asked = asked or [name for name in names() if name != PASTED]
+    asked = asked or [name for name in names() if name not in (PASTED, check.SET, *atlas.names())]
     sources, missing = source_jobs(asked, again, all_steps=CONSTANTS in asked and not everything)
     due = any(job.seconds_too for job in sources)
     if everything and due:  # the constants are about all steps
         sources, missing = source_jobs(asked, again, all_steps=True)
     lessons = predictions.to_make(asked, again)
     answers = fits.to_make(again) if "fits" in asked else []
+    recipes, checks = atlas.to_make(asked, again), check.to_make(asked, again)
     changed = bool(sources or lessons)
     parts = [name for name in PARTS if name in asked or changed]
     constants = CONSTANTS in asked and due
-    return Plan(sources, lessons, answers, constants, PASTED in asked, parts, missing)
+    return Plan(
+        sources, lessons, answers, recipes, checks, constants, PASTED in asked, parts, missing
+    )
 
 
 def told(plan: Plan) -> str:
@@ -110,6 +121,8 @@ def told(plan: Plan) -> str:
         "runs of sources": plan.sources,
         "predictions of lessons": plan.lessons,
         "questions to the planner": plan.fits,
+        "recipes of the atlas": plan.atlas,
+        "points of the atlas in full": plan.checks,
     }
     for what, jobs in counts.items():
         sets = {job.set for job in jobs}
@@ -135,7 +148,7 @@ def carry_out(plan: Plan, processes: int) -> int:
     failed = record.make(plan.jobs, processes)
     sources = results(plan.sources, failed)
     if of_bytes := {job: found for job, found in sources.items() if job.bytes_too}:
-        peaks.write(of_bytes)
+        peaks.write_each(of_bytes)
     of_seconds = {job: found for job, found in sources.items() if job.seconds_too}
     if of_seconds:
         steps.write(of_seconds)
@@ -145,6 +158,10 @@ def carry_out(plan: Plan, processes: int) -> int:
         predictions.write(lessons)
     if answers := results(plan.fits, failed):
         fits.write(answers)
+    if recipes := results(plan.atlas, failed):
+        atlas.write(recipes)
+    if sample := results(plan.checks, failed):
+        check.write(sample)
     if plan.pasted:
         fits.write_pasted()
     record.forget([job for job in plan.jobs if job not in failed])

@@ -15,12 +15,10 @@ from itertools import product
 from pathlib import Path
 
 import datasets
-import pandas as pd
 import torch
 from peft import LoraConfig, get_peft_model
-from tqdm import tqdm
 
-from evidence.tables import MEASURED
+from evidence.tables import MEASURED, append_missing
 from helpers import language_modelling
 from helpers.hardware import versions
 
@@ -93,9 +91,4 @@ def jobs() -> list[tuple]:
 
 
 if __name__ == "__main__":
-    known = set()
-    if ROWS.exists():
-        known = set(pd.read_csv(ROWS)[JOB].itertuples(index=False, name=None))
-    for job in tqdm([job for job in jobs() if job not in known], unit="run"):
-        row = pd.DataFrame([measure(*job)])
-        row.to_csv(ROWS, mode="a", header=not ROWS.exists(), index=False)
+    append_missing(ROWS, JOB, jobs(), measure)

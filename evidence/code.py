@@ -1,7 +1,7 @@
 """A hash of the code that made a recorded row, so that a row made by other code is known.
 
 It covers a source's or lesson's module and every module of this repository that it goes through:
-all of `fake_cuda` but its scripts, which no recorded run is, and what a run has to ask for; of
+all of `fake_cuda` but what a run has to ask for, as one that is a script does; of
 `helpers` and `planner` those that the names it imports lead to. What does nothing has no part in
 it: comments, docstrings, layout. The libraries' versions stand in columns of their own.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 from evidence.tables import ROOT
 
 PACKAGES = ("evidence", "fake_cuda", "helpers", "planner")
-# What no recorded run goes through: scripts, the words of refusals, and the machinery that finds
-# runs and writes tables.
+# What no recorded run goes through, or only one that asks for it (scripts): the words of refusals,
+# and the machinery that finds runs and writes tables.
 NOT_RUN = ("fake_cuda.scripts", "fake_cuda.refusals", "evidence.runs", "evidence.code")
 NOT_RUN += ("evidence.tables",)
 # Modules of fake_cuda that a run has to ask for by one of these words, and that do nothing else:
@@ -30,6 +30,7 @@ ON_REQUEST = {
     "fully_shard": "shards wire",
     "arg='ranks'": "shards wire",  # a script that is one of several processes
 }
+SCRIPTS = "module='fake_cuda.scripts'"  # in evidence whose runs are scripts
 DIGITS = 12  # of the hash, in hexadecimal: enough to tell some hundred states of the code apart
 
 
@@ -48,12 +49,22 @@ def modules_behind(*modules: str) -> set[str]:
     for module in modules:
         _follow(module, found)
     asking = [name for name in found if name.startswith(("evidence.", "planner."))]
-    asked = {word for word in ON_REQUEST if any(word in _meaning_of(name) for name in asking)}
+    words = "\n".join(map(_meaning_of, asking))
+    asked = {word for word in ON_REQUEST if word in words}
+    scripts = _all_of("fake_cuda/scripts") if SCRIPTS in words else set()
 
     def homes(words: set[str]) -> set[str]:
         return {f"fake_cuda.{name}" for word in words for name in ON_REQUEST[word].split()}
 
-    return set(found) - (homes(set(ON_REQUEST)) - homes(asked))
+    return (set(found) - (homes(set(ON_REQUEST)) - homes(asked))) | scripts
+
+
+def _all_of(folder: str) -> set[str]:
+    """The names of the modules in a folder of ours."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / folder).glob("*.py")
+    }
 
 
 def meaning(node: ast.AST | list | object) -> str:

@@ -14,15 +14,13 @@ from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
 
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import nn
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from evidence.tables import MEASURED
+from evidence.tables import MEASURED, append_missing
 from helpers import language_modelling
 from helpers.hardware import versions
 
@@ -106,10 +104,6 @@ def measure(job: Job, train: torch.Tensor, test: torch.Tensor) -> dict:
 
 if __name__ == "__main__":
     train, test = rows()
-    there = pd.read_csv(ROWS)[list(Job._fields)] if ROWS.exists() else pd.DataFrame()
-    done = set(there.itertuples(index=False, name=None))
     each = product(STEPS, RATES, SEEDS, ORDERS, MODELS)
     jobs = [Job(rate, steps, *others) for steps, rate, *others in each]
-    for job in tqdm([job for job in jobs if tuple(job) not in done], unit="run"):
-        made = pd.DataFrame([measure(job, train, test)])
-        made.to_csv(ROWS, mode="a", header=not ROWS.exists(), index=False)
+    append_missing(ROWS, Job._fields, jobs, lambda *job: measure(Job(*job), train, test))

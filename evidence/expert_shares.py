@@ -9,15 +9,13 @@ the data. A minute on a CPU core. What stands in the table is not run again.
 import datetime
 from itertools import product
 
-import pandas as pd
 import torch
 from torch import nn
-from tqdm import tqdm
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from evidence import equal_compute
 from evidence.equal_compute import CHOSEN, EXPERTS, ORDERS, RATES, SEEDS, STEPS, Job
-from evidence.tables import MEASURED
+from evidence.tables import MEASURED, append_missing
 from helpers.hardware import versions
 
 ROWS = MEASURED / "expert_shares.csv"
@@ -53,9 +51,5 @@ def measure(way: str, seed: int, order: int, rows: tuple) -> dict:
 
 
 if __name__ == "__main__":
-    there = pd.read_csv(ROWS)[["balance", "seed", "order"]] if ROWS.exists() else pd.DataFrame()
-    done, rows = set(there.itertuples(index=False, name=None)), equal_compute.rows()
-    jobs = [job for job in product(WAYS, SEEDS, ORDERS) if job not in done]
-    for job in tqdm(jobs, unit="run"):
-        made = pd.DataFrame([measure(*job, rows)])
-        made.to_csv(ROWS, mode="a", header=not ROWS.exists(), index=False)
+    rows, jobs = equal_compute.rows(), product(WAYS, SEEDS, ORDERS)
+    append_missing(ROWS, ("balance", "seed", "order"), jobs, lambda *job: measure(*job, rows))

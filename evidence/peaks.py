@@ -1,6 +1,7 @@
 """`data/real_cards.csv`: bytes that others measured on real cards, beside what is predicted.
 
 `data/measurements/peaks.csv` has what was measured. A run is predicted once for all quantities.
+Rows of one card among several stand apart, in tables of their own: `several_cards.csv` each.
 """
 
 from pathlib import Path
@@ -14,6 +15,8 @@ from evidence.tables import DATA, MADE, libraries, old_rows, replace_file, today
 from evidence.tables import MEASURED as FOLDER
 
 MEASURED, PREDICTED = FOLDER / "peaks.csv", DATA / "real_cards.csv"
+OF_SEVERAL = FOLDER / "several_cards.csv", DATA / "several_cards.csv"
+TABLES = ((MEASURED, PREDICTED), OF_SEVERAL)
 COLUMNS = (
     "set run card quantity measured torch transformers peft model settings role reason remark "
     "source"
@@ -31,11 +34,22 @@ def wanted(names: list[str], measured: Path = MEASURED) -> pd.DataFrame:
 def to_make(names: list[str], again: bool = False) -> set[tuple[str, str]]:
     """The runs (set, run) whose rows other code made, or whose measured row changed."""
     names = [name for name in names if name in runs.of_peaks()]
-    rows = wanted(names)
-    code = rows["set"].map({name: runs.hash_of(runs.of_peaks()[name]) for name in names})
-    stands = unchanged(rows, old_rows(PREDICTED, COLUMNS + OURS), COLUMNS, KEY, code)
-    left = rows if again else rows[~stands]
-    return set(left[["set", "run"]].itertuples(index=False, name=None))
+    found = set()
+    for measured, path in TABLES:
+        rows = wanted(names, measured)
+        code = rows["set"].map({name: runs.hash_of(runs.of_peaks()[name]) for name in names})
+        stands = unchanged(rows, old_rows(path, COLUMNS + OURS), COLUMNS, KEY, code)
+        left = rows if again else rows[~stands]
+        found |= set(left[["set", "run"]].itertuples(index=False, name=None))
+    return found
+
+
+def write_each(results: dict[Job, Predicted]) -> None:
+    """Put predictions into the tables that measure their sets; the other stays untouched."""
+    made = {job.set for job in results}
+    for measured, path in TABLES:
+        if made & set(pd.read_csv(measured)["set"]):
+            write(results, measured, path)
 
 
 def write(results: dict[Job, Predicted], measured: Path = MEASURED, path: Path = PREDICTED) -> None:

@@ -2,7 +2,7 @@
 
 So an interrupted recording goes on where it stopped. What is kept of a run of a source: its bytes
 and the operations of its last step, from which a time follows for any host; of a lesson's run its
-row; of a question to the planner its answers.
+row; of a question to the planner its answers; of a recipe of the atlas all of its points.
 """
 
 import gzip
@@ -91,6 +91,14 @@ def _made(job: Job) -> Any:
         from evidence.predictions import facts
 
         return facts(runs.of_a_lesson(job.module, job.set)[job.run, job.variant, job.nth]())
+    if job.kind == "atlas":
+        from evidence.atlas.points import recipe
+
+        return recipe(job.set.removeprefix("atlas-"), job.variant, job.run)
+    if job.kind == "full":
+        from evidence.atlas import check, full
+
+        return full.prediction(check.key_of(job.run))
     from evidence.fits import answers
 
     return answers(job.run)

@@ -22,11 +22,11 @@ VERSIONS = "evidence.libraries.rows"  # behaviours of older libraries, by the ve
 class Job(NamedTuple):
     """One prediction. A `run` of a source in both PEAKS and STEPS is one job, which tells both."""
 
-    kind: str  # source, lesson or fit
+    kind: str  # source, lesson, fit, atlas or full
     module: str
     set: str
     run: str
-    variant: str = ""  # of a lesson's run
+    variant: str = ""  # of a lesson's run; of a recipe the family of cards
     nth: int = 0  # of the lesson's runs of that name: one for each card
     bytes_too: bool = False  # of a source's run: it stands in PEAKS
     seconds_too: bool = False  # it stands in STEPS

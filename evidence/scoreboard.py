@@ -89,7 +89,7 @@ def board(data: Path) -> pd.DataFrame:
     for row in read(data / "scoreboard.csv").to_dict("records"):
         found = [recorded(row, "own", runs, "peak_allocated") for runs in own_runs(data)]
         found.append(recorded(row, "published", published, "memory"))
-        row["recorded"] = next((text for text in found if text), NOTHING)
+        row["recorded"] = "; ".join(filter(None, reversed(found))) or NOTHING  # published first
         rows.append(row | {"predicted": predicted(row, predictions)})
     return pd.DataFrame(rows)[COLUMNS]
 

@@ -11,10 +11,7 @@ Ten minutes on two CPU cores. An interrupted run goes on where it stopped. Lesso
 import datetime
 from itertools import product
 
-import pandas as pd
-from tqdm import tqdm
-
-from evidence.tables import MEASURED
+from evidence.tables import MEASURED, append_missing
 from helpers import language_modelling, train
 from helpers.hardware import versions
 
@@ -58,9 +55,4 @@ def jobs() -> list[tuple]:
 
 
 if __name__ == "__main__":
-    known = set()
-    if ROWS.exists():
-        known = set(pd.read_csv(ROWS)[JOB].itertuples(index=False, name=None))
-    for job in tqdm([job for job in jobs() if job not in known], unit="run"):
-        row = pd.DataFrame([measure(*job)])
-        row.to_csv(ROWS, mode="a", header=not ROWS.exists(), index=False)
+    append_missing(ROWS, JOB, jobs(), measure)

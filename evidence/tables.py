@@ -2,9 +2,11 @@
 
 import datetime
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pandas as pd
+from tqdm import tqdm
 
 from helpers.hardware import versions
 
@@ -26,6 +28,22 @@ def old_rows(path: Path, columns: list[str]) -> pd.DataFrame:
     """The rows of a table that was made before, with these columns, empty where it lacks one."""
     table = pd.read_csv(path) if path.exists() else pd.DataFrame()
     return table.reindex(columns=columns)
+
+
+def append_missing(
+    path: Path, key: Iterable[str], jobs: Iterable[tuple], measure: Callable[..., dict]
+) -> None:
+    """Measure what a table lacks: each row is written when it is there, so that work can go on.
+
+    Args:
+        key: the columns that name a job, in the order of a job's parts.
+        measure: called with the parts of a job; the row, those of the key among its columns.
+    """
+    there = pd.read_csv(path)[list(key)] if path.exists() else pd.DataFrame()
+    done = set(there.itertuples(index=False, name=None))
+    for job in tqdm([job for job in jobs if tuple(job) not in done], unit="run"):
+        row = pd.DataFrame([measure(*job)])
+        row.to_csv(path, mode="a", header=not path.exists(), index=False)
 
 
 def libraries() -> str:

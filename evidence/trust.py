@@ -21,6 +21,7 @@ from fake_cuda.constants import (
     SOURCED,
     listed,
 )
+from helpers.runs import load
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- made by evidence/trust.py -->\n", "<!-- to here -->\n"
@@ -69,6 +70,14 @@ def kernels() -> tuple[pd.DataFrame, pd.DataFrame]:
     return today, _blind("blind_kernels", table)
 
 
+def several() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Memory of one card among several: today's predictions, and the blind ones."""
+    table = pd.read_csv(DATA / "several_cards.csv")
+    judged = table[table["role"] == "judged"]
+    today = judged.assign(error=judged["predicted"] / judged["measured"] - 1)
+    return today, _blind("blind_several_cards", table)
+
+
 def steps() -> tuple[pd.DataFrame, pd.DataFrame]:
     """The judged rows of time, and the blind ones as they were first predicted."""
     table = pd.read_csv(DATA / "speeds.csv")
@@ -78,6 +87,40 @@ def steps() -> tuple[pd.DataFrame, pd.DataFrame]:
         table[["set", "run", "seconds"]], on=["set", "run"]
     )
     return judged, blind.assign(error=blind["predicted"] / blind["seconds"] - 1)
+
+
+def own() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Runs of our own cards that were announced before: memory, and time where it was taken."""
+    announced = pd.concat(pd.read_csv(path) for path in sorted(DATA.glob("announced_*.csv")))
+    measured = load("measured").query("outcome == 'measured'")
+    keys = ["section", "run", "torch", "transformers"]
+    both = measured.merge(announced, on=keys, suffixes=("", "_before")).assign(set="own")
+    memory = both.assign(error=both["predicted_allocated_before"] / both["peak_allocated"] - 1)
+    timed = both.dropna(subset="samples_per_second")
+    samples = timed["predicted_seconds"] * timed["predicted_samples_per_second_before"]
+    timed = timed.assign(seconds=samples / timed["samples_per_second"])
+    return memory, timed.assign(error=timed["predicted_seconds"] / timed["seconds"] - 1)
+
+
+def rows_of_our_own(memory: pd.DataFrame, timed: pd.DataFrame) -> str:
+    """What the announced runs say beyond their errors."""
+    cards = " and ".join(sorted(memory["card"].unique()))
+    reserved = (memory["predicted_reserved_before"] / memory["peak_reserved"] - 1).abs()
+    off = memory[memory["error"].abs() > 0.03].sort_values("error", key=abs, ascending=False)
+    low, high = timed["predicted_low"], timed["predicted_high"]
+    inside = timed["seconds"].between(low, high).mean()
+    slower = (timed["seconds"] / timed["predicted_seconds"]).groupby(timed["limited_by"]).median()
+    text = f"On a machine of ours with an {cards.removeprefix('NVIDIA ')}, {len(memory)} runs were "
+    text += "measured after their predictions were committed "
+    text += "([announced](data/announced_h100.csv), "
+    text += "[measured](data/measurements/h100-80gb-hbm3.csv)): allocated memory as in the table, "
+    text += f"reserved memory {percent(reserved.median())} off in the median. More than 3 % off "
+    text += f"are {len(off)}: {', '.join(off['run'])}; what they taught has been put in since, and "
+    text += "these rows stay as they were predicted. Its host is slow: steps that wait for it took "
+    text += f"{slower['host']:.1f} times as long as predicted in the median, the others "
+    others = timed[timed["limited_by"] != "host"]
+    text += f"{(others['seconds'] / others['predicted_seconds']).median():.1f} times, and "
+    return text + f"{100 * inside:.0f} % lay in their range."
 
 
 def rows_of_memory(table: pd.DataFrame, judged: pd.DataFrame) -> str:
@@ -93,6 +136,17 @@ def rows_of_memory(table: pd.DataFrame, judged: pd.DataFrame) -> str:
     text += f"{unnamed} name no card. {'' if t4 else 'None, of memory or of time, is of a T4. '}"
     text += f"About as many, {roles['excluded']}, are left out, each with its reason, and "
     return text + f"{roles['calibrates']} chose a setting that their source leaves open."
+
+
+def rows_of_ranks(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
+    """What reserved memory of one card among several is off by, and the rest after mends."""
+    reserved = blind[blind["quantity"] == "reserved"]["error"]
+    allocated = judged[judged["quantity"] != "reserved"]["error"].abs()
+    text = f"Of one card among several, {len(reserved)} rows of reserved memory were "
+    text += f"{percent(reserved.abs().median())} off in the median when first predicted, nine of "
+    text += f"ten within {percent(reserved.abs().quantile(0.9))}, "
+    text += f"{'all' if (reserved < 0).all() else 'not all'} of them too low; what is allocated is "
+    return text + f"within {percent(allocated.max())} after one mend."
 
 
 def rows_of_time(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
@@ -147,12 +201,19 @@ def words() -> str:
     timed, blind_timed = steps()
     reserved = judged[judged["quantity"].str.startswith("reserved")]
     lines = HEAD + line("**memory, blind**", blind) + line("**time of a step, blind**", blind_timed)
+    memory, timed_here = own()
+    lines += line("**memory, blind, on our own card**", memory)
+    lines += line("**time of a step, blind, on our own card**", timed_here)
     triton, blind_triton = kernels()
+    ranks, blind_ranks = several()
+    allocated = blind_ranks[blind_ranks["quantity"] != "reserved"]
+    lines += line("**allocated memory of one card of several, blind**", allocated)
     lines += line("**memory of one Triton kernel, blind**", blind_triton)
     lines += line("memory, after mends", judged) + line("of it, reserved memory", reserved)
     lines += line("time of a step, after mends", timed)
     lines += line("memory of one Triton kernel, after mends", triton)
-    about = [rows_of_memory(table, judged), rows_of_time(timed, blind_timed), constants()]
+    about = [rows_of_memory(table, judged), rows_of_our_own(memory, timed_here)]
+    about += [rows_of_ranks(ranks, blind_ranks), rows_of_time(timed, blind_timed), constants()]
     return "\n".join([lines, " ".join([*about, calculators()])]) + "\n"
 
 

@@ -12,7 +12,16 @@ from torch.utils._pytree import tree_leaves
 from .operations import in_backward
 from .trace import HOST, Trace
 
+CONVOLUTIONS = tuple(
+    getattr(torch.nn, f"Conv{kind}{n}d") for kind in ("", "Transpose") for n in (1, 2, 3)
+)
 RECURRENT = "Of recurrent layers cuDNN keeps more than is counted here, and takes other times."
+# Each algorithm's workspace, one after another, as much as there is room for (getValidAlgorithms,
+# AlgorithmSearch in aten/src/ATen/native/cudnn/Conv_v8.cpp).
+TRIALS = (
+    "cudnn.benchmark tries the algorithms of convolutions at their first pass, with scratch of "
+    "their own: it is not counted, and can be many times a small step's peak."
+)
 
 
 class _Watch:
@@ -30,6 +39,8 @@ class _Watch:
             trace.begin(module, given)
         if isinstance(module, torch.nn.RNNBase):
             trace.work.note(RECURRENT, trace)
+        if trace.cuda and torch.backends.cudnn.benchmark and isinstance(module, CONVOLUTIONS):
+            trace.work.note(TRIALS, trace)
         if module not in self.known:
             self.known.update(module.modules())
             for tensor in (*module.parameters(), *module.buffers()):

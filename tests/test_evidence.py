@@ -43,6 +43,8 @@ def test_what_a_run_has_to_ask_for_counts_where_it_is_asked_for():
     assert {"fake_cuda.launches", "fake_cuda.choices.liger"} <= kernels - plain
     assert "fake_cuda.compiled" not in kernels | plain
     assert "fake_cuda.compiled_plan" in code.modules_behind("evidence.sources.compiled_course")
+    of_a_script = code.modules_behind("evidence.sources.fms_ranks")
+    assert {"fake_cuda.scripts.group", "fake_cuda.scripts.ranks"} <= of_a_script - plain
     names = {name for names in code.ON_REQUEST.values() for name in names.split()}
     assert all(code._file(f"fake_cuda.{name}") for name in names)
 
@@ -112,6 +114,23 @@ def test_a_prediction_takes_the_place_of_its_row(tmp_path):
     assert len(new) == len(old) and len(moved) == 1 and new["set"][moved[0]] == "graphs"
     assert new["code_hash"][moved[0]] == job.code
     pd.testing.assert_frame_equal(new.drop(index=moved), old.drop(index=moved), check_dtype=False)
+
+
+def test_only_what_a_table_lacks_is_measured(tmp_path):
+    path, asked = tmp_path / "rows.csv", []
+
+    def measure(way, seed):
+        asked.append((way, seed))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return {"way": way, "seed": seed, "loss": 0.5}
+
+    jobs = [(way, seed) for way in ("plain", "LoRA") for seed in (0, 1)]
+    with pytest.raises(KeyboardInterrupt):
+        tables.append_missing(path, ["way", "seed"], jobs, measure)
+    tables.append_missing(path, ["way", "seed"], jobs, measure)
+    assert asked == [jobs[0], *jobs[1:2], *jobs[1:]]
+    assert pd.read_csv(path)[["way", "seed"]].to_records(index=False).tolist() == jobs
 
 
 def test_no_two_things_have_one_name():
@@ -190,7 +209,7 @@ def test_a_run_that_fails_leaves_the_rows_of_its_set(tmp_path, predicts, monkeyp
     monkeypatch.setattr(record, "KEPT", tmp_path)
     for call in (record.make, record.kept, record.forget, record.attempt):
         monkeypatch.setattr(call, "__defaults__", _with(call.__defaults__, tmp_path))
-    monkeypatch.setattr(peaks, "write", written.update)
+    monkeypatch.setattr(peaks, "write_each", written.update)
     assert command.carry_out(command.Plan(sources=[JOB, second]), 1) == 2
     assert [job.set for job in written] == ["other"]
     told = capsys.readouterr().err

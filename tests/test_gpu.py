@@ -201,7 +201,8 @@ def test_a_card_that_no_longer_answers_costs_one_row(tmp_path, monkeypatch, work
             fail()
 
     record = gpu.Record(tmp_path / "card.csv", {"torch": "1", "transformers": "1"})
-    options = types.SimpleNamespace(limit=2, more=None, again=False)
+    options = types.SimpleNamespace(limit=2, more=None, again=False, match="", untimed=False)
+    monkeypatch.setattr(gpu, "blind_table", lambda: tmp_path / "none.csv")
     monkeypatch.setattr(gpu, "measure", fail)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.tensor(1))

@@ -15,7 +15,7 @@ from planner.changes import beside_experts, experts_in_4_bits, stacks
 from planner.question import ask
 from planner.script import script
 from planner.techniques import KINDS, Plan
-from test_planner_script import answers, by_hand, distance, pasted, prepared  # noqa: F401
+from test_planner_script import by_hand, check_saved, distance, pasted, prepared  # noqa: F401
 
 SHAPE = dict(vocab_size=257, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
 SHAPE |= dict(num_key_value_heads=4, max_position_embeddings=64, initializer_range=0.2)
@@ -151,17 +151,7 @@ def check_pasted(ran, asked, name, kind):
     wanted = by_hand(asked, kind, ran.batch)
     assert distance(ran.gradients, wanted) < (0.05 if rounded else 1e-4)
     check_experts(model, name)
-    if "LoRA" in kind:
-        base = {}
-        exec(script(asked, Plan.named(name), 1).split("\nlora = ")[0], base)
-        again = peft.PeftModel.from_pretrained(base["model"], "trained")
-    else:
-        again = transformers.AutoModelForCausalLM.from_pretrained("trained")
-    kept = {n: p for n, p in model.state_dict().items() if "lora_" in n or "LoRA" not in kind}
-    assert kept and all(torch.equal(again.state_dict()[n], p) for n, p in kept.items())
-    torch.testing.assert_close(answers(again, ran.batch), answers(model, ran.batch))
-    moved = answers(prepared(asked, name), ran.batch) - answers(model, ran.batch)
-    assert moved.abs().max() > 1e-3
+    check_saved(ran, asked, name, kind)
 
 
 @pytest.mark.parametrize("kind", [kind.name for kind in KINDS])

@@ -16,16 +16,17 @@ def rows() -> pd.DataFrame:
     return report.judged()
 
 
-def test_every_measurement_stands_in_the_table_of_predictions():
-    measured, both = pd.read_csv(recorder.MEASURED), pd.read_csv(recorder.PREDICTED)
+@pytest.mark.parametrize("paths", recorder.TABLES)
+def test_every_measurement_stands_in_the_table_of_predictions(paths):
+    measured, both = map(pd.read_csv, paths)
     pd.testing.assert_frame_equal(both[recorder.COLUMNS], measured, check_dtype=False)
     without = both[(both["role"] != "excluded") & both["predicted"].isna()]
     assert without.empty, f"make evidence: {without['run'].tolist()}"
 
 
 def test_every_run_that_is_predicted_is_measured():
-    measured = pd.read_csv(recorder.MEASURED)
-    assert set(runs.of_peaks()) <= set(measured["set"])
+    measured = {name for path, _ in recorder.TABLES for name in pd.read_csv(path)["set"]}
+    assert set(runs.of_peaks()) <= measured
 
 
 def test_predictions_meet_what_was_measured(rows):

@@ -143,7 +143,14 @@ def test_torchrun_tells_a_script_its_rank_and_cards(tmp_path):
     assert simulate(script, card=A100).peak_allocated and script.updates == 2
 
 
-def test_buffers_of_a_sharded_model_go_to_the_card(tmp_path):
+@pytest.mark.parametrize(
+    ("wrapped", "as_"),
+    [
+        ("each(Scaled())", "fully_shard"),
+        (f"FSDP(Scaled(), {WRAP}, sync_module_states=True)", "FSDP"),  # it ended by SIGSEGV
+    ],
+)
+def test_buffers_of_a_sharded_model_go_to_the_card(tmp_path, wrapped, as_):
     """As the frequencies of rotary positions, which a `Trainer` with fsdp leaves on the host."""
     path = tmp_path / "train.py"
     scaled = """
@@ -154,12 +161,12 @@ class Scaled(Net):
     def forward(self, x):
         assert self.scale.is_cuda
         return super().forward(x * self.scale)
-model = each(Scaled())
 """
+    scaled += f"model = {wrapped}\n"
     text = NET.replace("world_size=1", "world_size=2") + scaled + STEPS
     path.write_text(text.replace("MICRO", "1").replace("BEFORE", ""))
     script = Script(str(path), ranks=2)
-    plain = PEAKS["fully_shard", 2]
+    plain = PEAKS[as_, 2]
     found = simulate(script, card=A100)
     assert (found.peak_allocated - WORKSPACES) / MIB == pytest.approx(plain, rel=0.01)
 

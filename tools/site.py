@@ -24,7 +24,7 @@ import nbformat
 import pandas as pd
 
 from tools import ROOT
-from tools.shared import address, committed
+from tools.shared import address, committed, fit_page
 from tools.shared.reading import faults
 
 SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
@@ -183,14 +183,18 @@ def tree(caption: str, files: list[str]) -> str:
 
 
 def lay_out_all() -> None:
-    """All pages of the site, as Sphinx reads them."""
+    """All pages of the site, as Sphinx reads them; what a page fetches goes into the site."""
     for folder in (SOURCE, SITE):
         shutil.rmtree(folder, ignore_errors=True)
     linked = linked_cells()
     for path in notebooks():
         lay_out(path, linked)
+    atlas = fit_page.contents()
+    fit_page.write(atlas, SITE / "_static" / "atlas")
     for path in documents():
         text = with_links(text_of(path), path)
+        if path.stem == fit_page.NAME:
+            text = fit_page.filled(text, atlas)
         (SOURCE / "docs").mkdir(exist_ok=True)
         (SOURCE / "docs" / path.name).write_text(text, encoding="utf-8")
     page = front_page()

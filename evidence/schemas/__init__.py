@@ -8,8 +8,11 @@ from evidence.schemas import by_hand, checking, measured, predicted
 
 SCHEMAS = {  # by path below data/, without ".csv"
     "alt": by_hand.alt,
+    "announced_h100": predicted.announced,
+    "atlas_check": predicted.atlas_check,
     "blind_kernels": predicted.blind_peaks,
     "blind_peaks": predicted.blind_peaks,
+    "blind_several_cards": predicted.blind_peaks,
     "blind_speeds": predicted.blind_speeds,
     "board": by_hand.board,
     "calculators": predicted.calculators,
@@ -21,6 +24,7 @@ SCHEMAS = {  # by path below data/, without ".csv"
     "predictions": predicted.predictions,
     "real_cards": predicted.real_cards,
     "scoreboard": by_hand.scoreboard,
+    "several_cards": predicted.real_cards,
     "speed_constants": predicted.speed_constants,
     "speeds": predicted.speeds,
     "techniques": by_hand.techniques,

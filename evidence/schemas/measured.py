@@ -104,7 +104,7 @@ def gpus():
 
 
 def of_roles(**more):
-    keys = {"table": cell(one_of("peaks", "speeds")), **columns(FILLED, "set run")}
+    keys = {"table": cell(one_of("peaks", "speeds", "several_cards")), **columns(FILLED, "set run")}
     return table(keys | {"quantity": ANY} | more, "table set run quantity")
 
 

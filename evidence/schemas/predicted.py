@@ -2,6 +2,7 @@
 
 from evidence.schemas.checking import (
     ANY,
+    CARD,
     DAY,
     FILLED,
     HASH,
@@ -82,6 +83,16 @@ def fits():
     return table(found | DATE | {"code_hash": cell(HASH, empty=True)}, "model gpu recipe", miss)
 
 
+def atlas_check():
+    found = columns(FILLED, "model family recipe card")
+    found |= columns(cell(WHOLE), "length micro_batch accumulation")
+    for what in ("allocated_mib", "reserved_mib"):
+        found |= columns(cell(WHOLE), f"atlas_{what} full_{what}")
+    found |= columns(cell(POSITIVE), "atlas_seconds full_seconds") | VERSIONS | DATE
+    keys = "model family recipe length micro_batch accumulation card"
+    return table(found | {"code_hash": cell(HASH)}, keys)
+
+
 def blind(keys: str, **own):
     found = columns(FILLED, keys) | own
     return table(found | {"predicted_with": FILLED} | DATE, keys)
@@ -102,6 +113,16 @@ def calculators():
 
 def blind_peaks():
     return blind("set run quantity", predicted=cell(WHOLE))
+
+
+def announced():
+    """What `make gpu` will be held to, written down before."""
+    found = columns(FILLED, "section run torch transformers workload") | {"card": cell(CARD)}
+    found |= {"date": cell(DAY), **columns(ANY, "outcome settings limited_by note context")}
+    numbers = "predicted_allocated predicted_reserved predicted_seconds predicted_low "
+    numbers += "predicted_high predicted_samples_per_second"
+    found |= columns(cell(POSITIVE, empty=True), numbers)
+    return table(found, "section run torch transformers")
 
 
 def blind_speeds():

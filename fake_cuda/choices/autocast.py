@@ -4,6 +4,7 @@ Fake tensors claim to lie on the CPU, so a run's autocast for CUDA is one for th
 is added what CUDA's lists have and the CPU's have not.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -27,6 +28,9 @@ FLOAT32 = (
 # And those that it runs in 16 bits and the CPU's does not (AT_FORALL_LOWER_PRECISION_FP in
 # aten/src/ATen/autocast_mode.h): else a weight is cast with its dimensions moved, and not kept.
 HALF = "einsum mv addmv addr"
+# The CPU's autocast runs this one in float32, and CUDA's does not know it (autocast_mode.cpp): of
+# logits in 16 bits it makes probabilities in 16 bits there, of which a float32 copy is kept.
+LOSS = "cross_entropy_loss"
 KEY = torch._C.DispatchKey.AutocastCPU
 AUTOCAST = torch._C.DispatchKeySet(KEY)
 AFTER_AUTOCAST = torch._C._dispatch_keyset_full_after(KEY)
@@ -55,9 +59,14 @@ def _in_half(op, copies: WeakTensorKeyDictionary) -> Callable:
 def _in_float32(op) -> Callable:
     half = (torch.float16, torch.bfloat16)
     inside = op._schema.name in ("aten::sum", "aten::linalg_vector_norm")  # casts as it reads
+    # A type that was asked for stays (`set_opt_dtype` in autocast_mode.h): `cross_entropy_loss` in
+    # LossNLL.cpp asks for its input's, so of logits in 16 bits it makes probabilities in 16 bits.
+    asked = op in (aten.softmax.int, aten.log_softmax.int)
 
     def run(*args, **kwargs):
         with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
+            if asked and len(args) > 2 and args[2] is not None:
+                return op(*args, **kwargs)
             if inside and args[0].dtype in half and kwargs.get("dtype") is None:
                 kwargs["dtype"] = torch.float32
             elif kwargs.get("dtype") is None:
@@ -65,6 +74,18 @@ def _in_float32(op) -> Callable:
             return op(*args, **kwargs)
 
     return run
+
+
+def _loss(here: Here) -> Callable:
+    """A kernel for autocast on the CPU that does nothing, but for another thread what it did."""
+    as_on_a_cpu = _in_float32(aten.cross_entropy_loss.default)
+
+    def kernel(keys, *args, **kwargs):
+        if not here():
+            return as_on_a_cpu(*args, **kwargs)
+        return aten.cross_entropy_loss.default.redispatch(keys & AFTER_AUTOCAST, *args, **kwargs)
+
+    return kernel
 
 
 def _here(here: Here, op, cast: Callable) -> Callable:
@@ -104,6 +125,9 @@ def _kernels(here: Here, copies: WeakTensorKeyDictionary) -> Iterator[None]:
         packet, _, overload = name.partition(".")
         op = getattr(getattr(aten, packet), overload or "default")
         library.impl(name, _here(here, op, make(op, copies)), "AutocastCPU", with_keyset=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is replaced, which is the purpose
+        library.impl(LOSS, _loss(here), "AutocastCPU", with_keyset=True)
     # RMSNorm is one kernel on CUDA, elsewhere ten operations (native_functions.yaml), which another
     # thread is given as torch's decompositions have them.
     elsewhere = decompositions._fused_rms_norm, decompositions._fused_rms_norm_backward

@@ -71,7 +71,7 @@ def _groups(run, cards: int, moves: Moves) -> Iterator[tuple]:
         _only(count, cards)
         is_card(options.get("device_id"))
         begin(NAME, rank=0, world_size=count, store=dist.HashStore())
-        for owner, name, function in (*of_dtensor(), _buffers_move(moves)):
+        for owner, name, function in (*of_dtensor(), *_buffers_move(moves)):
             setattr(owner, name, function)
         asked[c10d.GroupMember.WORLD] = backend or "undefined"
         if "nccl" in str(backend or "nccl"):
@@ -138,21 +138,31 @@ def _objects() -> Iterator[tuple]:
         yield c10d, name, function
 
 
-def _buffers_move(moves: Moves) -> tuple:
-    """fully_shard gives buffers the data of others on the card (_move_states_to_device in
-    torch/distributed/fsdp/_fully_shard/_fsdp_init.py), which real ones cannot take: they go there
-    before it asks."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_init  # takes a second
+def _buffers_move(moves: Moves) -> Iterator[tuple]:
+    """fully_shard and FSDP give buffers the data of others on the card (_move_states_to_device in
+    _fsdp_init.py of torch/distributed/fsdp/_fully_shard, and in _init_utils.py above it), which
+    real ones cannot take: they go there before it asks."""
+    from torch.distributed.fsdp import _init_utils  # both take a second
+    from torch.distributed.fsdp._fully_shard import _fsdp_init
 
-    managed = _fsdp_init._get_managed_states
+    managed, move = _fsdp_init._get_managed_states, _init_utils._move_module_to_device
 
-    def moved(modules, *args, **options):
+    def upload(modules) -> None:
         for module in modules:
             for name, buffer in module._buffers.items():
                 module._buffers[name] = moves.upload(buffer)
+
+    def moved(modules, *args, **options):
+        upload(modules)
         return managed(modules, *args, **options)
 
-    return _fsdp_init, "_get_managed_states", moved
+    def move_module(module, ignored, ignored_buffers, device):
+        if device is not None:
+            upload(module.modules())
+        return move(module, ignored, ignored_buffers, device)
+
+    yield _fsdp_init, "_get_managed_states", moved
+    yield _init_utils, "_move_module_to_device", move_module
 
 
 # -------------------------------------------------------------------------------- data parallel

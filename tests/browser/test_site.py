@@ -1,9 +1,6 @@
 """The reading site in a browser: search, phone, contrast. `make test-browser` after `make site`."""
 
-import functools
-import http.server
 import tarfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,41 +9,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "build" / "browser"
 SITE = ROOT / "build" / "site"
 AXE = next((ROOT / "build").glob("axe-core-*.tgz"), None)
-PAGES = """index docs/look_up docs/teaching notebooks/00_start_here notebooks/02_where_memory_goes
-notebooks/07_optimizers notebooks/16_all_together notebooks/17_will_it_fit
-notebooks/20_training_dynamics notebooks/measure_your_card
+PAGES = """index docs/look_up docs/teaching docs/will_it_fit notebooks/00_start_here
+notebooks/02_where_memory_goes notebooks/07_optimizers notebooks/16_all_together
+notebooks/17_will_it_fit notebooks/20_training_dynamics notebooks/measure_your_card
 notebooks/solutions/02_where_memory_goes""".split()
 
 if not (SITE / "index.html").exists():
     pytest.skip("no site in build/site: make site", allow_module_level=True)
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
-
-
-@pytest.fixture(scope="module")
-def address():
-    handler = functools.partial(Quiet, directory=SITE)
-    with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://localhost:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.fixture(params=["light", "dark"])
-def window(chromium, request):
-    context = chromium.new_context(
-        color_scheme=request.param,
-        reduced_motion="reduce",  # a colour that still fades is not the page's
-        viewport={"width": 400, "height": 800},
-    )
-    context.route(lambda url: "localhost" not in url, lambda route: route.abort())
-    page = context.new_page()
-    page.scheme = request.param
-    yield page
-    context.close()
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -1,0 +1,307 @@
+// The page "Will it fit?": the planner's answer from recorded points, which lie in atlas/.
+// It follows evidence/atlas/answers.py, and a test holds both together. No network, no tracking.
+"use strict";
+
+(() => {
+  const form = document.getElementById("fit");
+  if (!form) return;
+  const home = new URL("atlas/", document.currentScript.src);
+  const state = document.getElementById("fit-state");
+  const place = document.getElementById("fit-answer");
+  const ALLOCATED = 2, SEVERAL = 9, PARTS = 7;
+  const CATEGORIES = ["parameters", "gradients", "optimizer states", "activations", "temporaries"];
+  const FIRST = { model: "qwen3-0.6b", length: "1024", batch: "8", card: "RTX 4090" };
+  const loaded = {};
+  const field = (name) => form.elements.namedItem(name); // "length" is also a property
+  let index;
+
+  const gib = (mib) => (mib / 1024).toFixed(2) + " GiB";
+  const count = (n) => n.toLocaleString("en");
+  const twoDigits = (n) => count(Number(n.toPrecision(2)));
+
+  function element(name, content, attributes = {}) {
+    const made = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    for (const part of [content].flat()) if (part) made.append(part);
+    return made;
+  }
+
+  async function read(name) {
+    if (!loaded[name]) {
+      const answer = await fetch(new URL(name + ".json", home));
+      if (!answer.ok) throw new Error(name + " is not there");
+      loaded[name] = await answer.json();
+    }
+    return loaded[name];
+  }
+
+  // ------------------------------------------------------------------------ the planner's rules
+  function ways(asked) {
+    const logits = 4 * asked.length * asked.batch * asked.model.vocabulary;
+    const large = logits >= index.small_logits * asked.card.memory * 2 ** 20;
+    const spares = large ? asked.family.spares : "";
+    return [...index.ways.keys()].filter((k) => ["", spares].includes(index.ways[k].logits));
+  }
+
+  function recipe(asked, kind, way, microBatch) {
+    const name = [kind.name, index.ways[way].name].filter(Boolean).join(", ");
+    const known = asked.family.recipes[name];
+    const same = (row) => row[0] === asked.length && row[1] === microBatch;
+    const at = known ? known.points.findIndex(same) : -1;
+    if (at < 0) return null;
+    const accumulation = asked.batch / microBatch;
+    const start = accumulation === 1 ? ALLOCATED : SEVERAL;
+    const [allocated, reserved, ...parts] = known.points[at].slice(start, start + PARTS);
+    const need = reserved * (1 + index.margin) + asked.card.context;
+    const found = { name, kind, way, microBatch, accumulation, allocated, reserved, parts, need };
+    Object.assign(found, { seconds: 0, low: 0, high: 0, limit: "", known });
+    const timed = known.seconds[asked.card.like];
+    if (timed) {
+      const [first, low, high, once, each, limit] = timed[at];
+      found.seconds = accumulation === 1 ? first : once + accumulation * each;
+      found.low = low * found.seconds;
+      found.high = high * found.seconds;
+      found.limit = index.limits[limit];
+    }
+    return found;
+  }
+
+  function candidates(asked, kind) {
+    const sizes = kind.accumulates
+      ? index.micro_batches.filter((n) => asked.batch % n === 0)
+      : [asked.batch];
+    const found = [];
+    for (const way of ways(asked)) {
+      if (found.length && index.ways[way].host) break; // slower than what fits
+      const own = sizes.map((n) => recipe(asked, kind, way, n));
+      const fits = own.filter((one) => one && one.need <= asked.card.memory);
+      found.push(...fits);
+      if (fits.some((one) => one.microBatch === asked.batch)) break; // what follows saves memory
+    }
+    const asGood = index.as_fast * Math.min(...found.map((one) => one.seconds));
+    const rank = (one) => (one.seconds <= asGood ? 0 : one.seconds);
+    const order = (a, b) => rank(a) - rank(b) || a.way - b.way || a.microBatch - b.microBatch;
+    return found.sort(order);
+  }
+
+  function recipes(asked) {
+    const found = [];
+    for (const kind of index.kinds) {
+      const rivals = kind.adapters ? [] : found.filter((one) => !one.kind.adapters);
+      const fastest = Math.min(...rivals.map((one) => one.seconds));
+      const [best] = candidates(asked, kind);
+      if (best && (!rivals.length || best.seconds * index.faster < fastest)) found.push(best);
+    }
+    return found;
+  }
+
+  function nearestMiss(asked) {
+    const kind = index.kinds.find((one) => one.name === index.smallest);
+    return recipe(asked, kind, ways(asked).pop(), 1);
+  }
+
+  function smallestCard(asked, one) {
+    const holds = (card) =>
+      card.family === asked.card.family &&
+      card.like === card.name &&
+      one.reserved * (1 + index.margin) + card.context <= card.memory;
+    return index.cards.find(holds);
+  }
+
+  // ------------------------------------------------------------------------ what is shown
+  function bar(asked, one) {
+    const room = Math.max(asked.card.memory, one.need);
+    const rest = [one.reserved - one.allocated, one.need - one.reserved];
+    const names = [...CATEGORIES, "kept by the allocator", "context and margin"];
+    const sizes = [...one.parts, ...rest];
+    const pieces = names.map((name, k) =>
+      element("span", "", {
+        class: "fit-piece",
+        style: `width:${(100 * Math.max(0, sizes[k])) / room}%;--step:${k}`,
+      }));
+    const listed = names.map((name, k) => sizes[k] > 0 && `${name} ${gib(sizes[k])}`);
+    const words = listed.filter(Boolean).join(", ");
+    const share = Math.round((100 * one.need) / asked.card.memory);
+    const picture = element("div", pieces, { class: "fit-bar", "aria-hidden": "true" });
+    return [picture, element("p", `${share}% of the card: ${words}.`, { class: "fit-words" })];
+  }
+
+  function code(asked, one) {
+    const numbers = {
+      length: asked.length,
+      micro_batch: one.microBatch,
+      accumulation: one.accumulation,
+      samples: 2 * asked.batch,
+    };
+    const mark = /\{(length|micro_batch|accumulation|samples)\}/g;
+    const text = one.known.code.replace(mark, (_, name) => numbers[name]);
+    const copy = element("button", "Copy the code", { type: "button", class: "fit-copy" });
+    copy.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(text);
+        copy.textContent = "Copied";
+      } catch {
+        copy.textContent = "This browser does not let a page copy: mark the text";
+      }
+    });
+    const shown = element("pre", element("code", text), { tabindex: "0" });
+    return element("details", [element("summary", "Code"), copy, shown]);
+  }
+
+  function shown(asked, one, fits) {
+    const rows = [];
+    const row = (name, value) => rows.push(element("dt", name), element("dd", value));
+    row("micro-batch", `${one.microBatch} x ${one.accumulation}`);
+    row("needs", `${gib(one.need)} of ${gib(asked.card.memory)}`);
+    if (one.seconds) {
+      const [middle, low, high] = [one.seconds, one.high, one.low].map((n) => pace(asked, n));
+      row("tokens/s", `${middle} (${low} to ${high})`);
+      row("limited by", one.limit);
+    }
+    row("price", one.known.price);
+    const small = smallestCard(asked, one);
+    row("smallest card", small ? small.name : "none known");
+    const lessons = one.known.lessons.map((name, k) => [
+      k ? ", " : "",
+      element("a", "lesson " + name.slice(0, 2), { href: `../notebooks/${name}.html` }),
+    ]);
+    if (lessons.length) row("taught in", lessons.flat());
+    const title = element("h3", one.name);
+    const command = `onegpu predict --script recipe.py --gpu "${asked.card.like}"`;
+    const exact = fits && ["The code in a file recipe.py, predicted: ", element("code", command)];
+    const parts = [title, ...bar(asked, one), element("dl", rows), code(asked, one)];
+    return element("section", [...parts, exact && element("p", exact)], {
+      class: "fit-recipe",
+      "data-recipe": one.name,
+      "data-need": one.need.toFixed(1),
+      "data-micro-batch": one.microBatch,
+      "data-seconds": one.seconds.toPrecision(4),
+    });
+  }
+
+  const pace = (asked, seconds) => twoDigits((asked.batch * asked.length) / seconds);
+
+  // The same question to every card: which one do I rent?
+  function allCards(asked) {
+    const names = ["card", "memory", "first recipe that fits", "micro-batch", "needs", "tokens/s"];
+    const head = element("tr", names.map((name) => element("th", name, { scope: "col" })));
+    const rows = index.cards.filter((card) => card.like === card.name).map((card) => {
+      const own = { ...asked, card, family: asked.model.families[card.family] };
+      const one = own.family ? recipes(own)[0] : null;
+      const cells = [gib(card.memory), own.family ? "nothing" : "not recorded here", "", "", ""];
+      if (one) {
+        const batches = `${one.microBatch} x ${one.accumulation}`;
+        const speed = one.seconds ? pace(own, one.seconds) : "unknown";
+        cells.splice(1, 4, one.name, batches, gib(one.need), speed);
+      }
+      const shown = cells.map((cell) => element("td", cell));
+      return element("tr", [element("th", card.name, { scope: "row" }), ...shown], {
+        "data-card": card.name,
+        "data-recipe": one ? one.name : "",
+      });
+    });
+    const parts = [element("thead", head), element("tbody", rows)];
+    const table = element("div", element("table", parts, { class: "table" }), {
+      class: "fit-cards",
+      tabindex: "0",
+      role: "region",
+      "aria-label": "The first recipe that fits, on every card",
+    });
+    return element("details", [element("summary", "Every card"), table]);
+  }
+
+  function command(asked) {
+    const card = `"${asked.card.name}"`;
+    return `onegpu fit ${asked.model.model} --gpu ${card} --length ${asked.length} --batch ${asked.batch}`;
+  }
+
+  function show(asked) {
+    place.replaceChildren();
+    const whole = ["The whole search on your machine: ", element("code", command(asked)), "."];
+    if (asked.length > (asked.model.positions || Infinity)) {
+      const most = count(asked.model.positions);
+      state.textContent = `${asked.model.model} knows ${most} positions: choose fewer tokens.`;
+      return;
+    }
+    if (!asked.family) {
+      state.replaceChildren(`Nothing is recorded for ${asked.card.name} here. `, ...whole);
+      return;
+    }
+    const found = recipes(asked);
+    const about = `${asked.model.hub_id} on ${asked.card.name}`;
+    if (found.length) {
+      const some = found.length === 1 ? "One recipe fits" : `${found.length} recipes fit`;
+      state.replaceChildren(`${about}: ${some}, least change first. `, ...whole);
+      place.append(allCards(asked), ...found.map((one) => shown(asked, one, true)));
+      return;
+    }
+    const miss = nearestMiss(asked);
+    if (!miss) {
+      state.replaceChildren(`${about}: nothing fits, nor a card that is recorded. `, ...whole);
+      return;
+    }
+    const small = smallestCard(asked, miss);
+    const remedy = small ? `it would fit on ${small.name}` : "no known card of its kind holds it";
+    const words = `${about}: nothing fits. The nearest miss needs ${gib(miss.need)}: ${remedy}. `;
+    state.replaceChildren(words, ...whole);
+    place.append(allCards(asked), shown(asked, miss, false));
+  }
+
+  // ------------------------------------------------------------------------ the question
+  function fill(name, values, words = (value) => value) {
+    const list = field(name);
+    list.replaceChildren(...values.map((v) => element("option", words(v), { value: v })));
+  }
+
+  function fromLink() {
+    const given = new URLSearchParams(location.hash.slice(1));
+    const unknown = [];
+    for (const name of Object.keys(FIRST)) {
+      const list = field(name);
+      const known = [...list.options].map((option) => option.value);
+      const value = given.get(name);
+      if (value !== null && !known.includes(value)) unknown.push(`${name} ${value}`);
+      list.value = known.includes(value) ? value : known.includes(FIRST[name]) ? FIRST[name] : known[0];
+    }
+    return unknown;
+  }
+
+  async function answer(unknown = []) {
+    try {
+      const model = await read(field("model").value);
+      const card = index.cards.find((one) => one.name === field("card").value);
+      const numbers = { length: +field("length").value, batch: +field("batch").value };
+      show({ model, card, family: model.families[card.family], ...numbers });
+    } catch (error) {
+      place.replaceChildren();
+      state.textContent = `This page cannot answer: ${error.message}. The command onegpu fit does.`;
+    }
+    if (unknown.length) {
+      const words = `The link asks for ${unknown.join(" and ")}, which is not here; shown is: `;
+      state.prepend(words);
+    }
+  }
+
+  async function start() {
+    try {
+      index = await read("index");
+    } catch (error) {
+      state.textContent = `This page cannot answer: ${error.message}. The command onegpu fit does.`;
+      return;
+    }
+    fill("model", index.models);
+    fill("length", index.lengths, count);
+    fill("batch", index.batches);
+    fill("card", index.cards.map((card) => card.name));
+    form.addEventListener("change", () => {
+      const asked = new URLSearchParams(new FormData(form));
+      history.replaceState(null, "", "#" + asked);
+      answer();
+    });
+    form.addEventListener("submit", (event) => event.preventDefault());
+    addEventListener("hashchange", () => answer(fromLink()));
+    answer(fromLink());
+  }
+
+  start();
+})();

@@ -1,0 +1,124 @@
+"""The planner's answer from the atlas: what the page computes in JavaScript, in Python.
+
+The page's script (`docs/will_it_fit.js`) and this follow `planner.search`, with recorded points in
+place of its lines. A test asks both the same questions.
+"""
+
+from dataclasses import dataclass
+
+# Where a row of points has a step of one micro-batch, and one of several.
+ALLOCATED, SEVERAL, PARTS = 2, 9, 7
+
+
+@dataclass(frozen=True)
+class Found:
+    """A recipe with a micro-batch; sizes in MiB."""
+
+    recipe: str
+    kind: str
+    way: int  # its place among the ways
+    micro_batch: int
+    accumulation: int
+    allocated: int
+    reserved: int
+    by_category: list[int]
+    need: float
+    seconds: float  # of a step; 0 where the card's rates are unknown
+    low: float
+    high: float
+    limited_by: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question to the atlas, with the page's data."""
+
+    index: dict
+    model: dict
+    card: dict
+    length: int
+    batch: int
+
+    @property
+    def family(self) -> dict | None:
+        return self.model["families"].get(self.card["family"])
+
+    def ways(self) -> list[int]:
+        """The numbers of the ways that are tried: logits are spared where they are large."""
+        logits = 4 * self.length * self.batch * self.model["vocabulary"]
+        large = logits >= self.index["small_logits"] * self.card["memory"] * 2**20
+        spares = self.family["spares"] if large else ""
+        ways = enumerate(self.index["ways"])
+        return [k for k, way in ways if way["logits"] in ("", spares)]
+
+    def of(self, kind: dict, way: int, micro_batch: int) -> Found | None:
+        """A recipe with a micro-batch; None where it is not recorded."""
+        names = kind["name"], self.index["ways"][way]["name"]
+        name = ", ".join(filter(None, names))
+        recipe = self.family["recipes"].get(name)
+        rows = recipe["points"] if recipe else []
+        at = next((k for k, r in enumerate(rows) if r[:2] == [self.length, micro_batch]), None)
+        if at is None:
+            return None
+        accumulation = self.batch // micro_batch
+        start = ALLOCATED if accumulation == 1 else SEVERAL
+        allocated, reserved, *parts = rows[at][start : start + PARTS]
+        need = reserved * (1 + self.index["margin"]) + self.card["context"]
+        seconds, low, high, limit = 0.0, 1.0, 1.0, ""
+        if timed := recipe["seconds"].get(self.card["like"]):
+            first, low, high, once, each, k = timed[at]
+            seconds = first if accumulation == 1 else once + accumulation * each
+            limit = self.index["limits"][k]
+        return Found(
+            name, kind["name"], way, micro_batch, accumulation, allocated, reserved, parts, need,
+            seconds, low * seconds, high * seconds, limit,
+        )  # fmt: skip
+
+    def candidates(self, kind: dict) -> list[Found]:
+        """Those of a kind that fit, best first."""
+        found: list[Found] = []
+        for way in self.ways():
+            if found and self.index["ways"][way]["host"]:
+                break  # that is slower than what fits
+            own = [self.of(kind, way, n) for n in self.micro_batches(kind)]
+            fits = [f for f in own if f and f.need <= self.card["memory"]]
+            found += fits
+            if any(f.micro_batch == self.batch for f in fits):
+                break  # what follows saves memory
+        as_good = self.index["as_fast"] * min((f.seconds for f in found), default=0)
+
+        def order(one: Found) -> tuple:
+            return (0 if one.seconds <= as_good else one.seconds), one.way, one.micro_batch
+
+        return sorted(found, key=order)
+
+    def micro_batches(self, kind: dict) -> list[int]:
+        if not kind["accumulates"]:
+            return [self.batch]
+        return [n for n in self.index["micro_batches"] if self.batch % n == 0]
+
+    def fits(self) -> list[Found]:
+        """At most one of a kind, least change first."""
+        found: list[Found] = []
+        adapters = {kind["name"]: kind["adapters"] for kind in self.index["kinds"]}
+        for kind in self.index["kinds"] if self.family else []:
+            rivals = [] if kind["adapters"] else [f for f in found if not adapters[f.kind]]
+            fastest = min((rival.seconds for rival in rivals), default=None)
+            for one in self.candidates(kind)[:1]:
+                if fastest is None or one.seconds * self.index["faster"] < fastest:
+                    found.append(one)
+        return found
+
+    def miss(self) -> Found | None:
+        """What needs least."""
+        kind = next(k for k in self.index["kinds"] if k["name"] == self.index["smallest"])
+        return self.of(kind, self.ways()[-1], 1) if self.family else None
+
+    def smallest_card(self, one: Found) -> str:
+        """The smallest known card that holds a recipe; "" for none."""
+        margin = 1 + self.index["margin"]
+        for card in self.index["cards"]:
+            same = card["family"] == self.card["family"] and card["like"] == card["name"]
+            if same and one.reserved * margin + card["context"] <= card["memory"]:
+                return card["name"]
+        return ""

@@ -1,0 +1,265 @@
+"""A model's whole log of births and deaths from those of two shallow twins.
+
+The log of a twin with one block more has, in each phase, one piece more: what the block does
+there. That piece is found, and put in as often as the model has blocks more; who dies in a copy is
+told by where it was born, which moves on from copy to copy by the same stride. Sizes are affine in
+the tokens of a micro-batch, so two lengths tell all others. The grown log is replayed through the
+allocator's model like any other.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fake_cuda.replay import Events
+from fake_cuda.trace import EMPTY_CACHE, HOST
+
+FEW = 4  # events by which a first block may differ from those that follow
+BLOCK = 512  # bytes: the allocator's unit
+
+
+class NotAlike(ValueError):
+    """Two logs that do not differ by one block, or by their sizes, alone."""
+
+
+class Place(NamedTuple):
+    """Where something was born: the number of its phase, and how many events precede it there."""
+
+    phase: int
+    at: int
+
+
+class Cut(NamedTuple):
+    """Where a phase of the deeper twin has its block more: from event `at` on, `size` events."""
+
+    at: int
+    size: int
+
+
+def tidy(seen: Events) -> list[list[int | str]]:
+    """The events of each phase that count in a log; a phase's name comes first.
+
+    What lies in the host's memory and what dies while the model is built does not count.
+    """
+    found: list[list[int | str]] = [[]]
+    for event in seen.events:
+        if isinstance(event, str) and event != EMPTY_CACHE:
+            found.append([event])
+            continue
+        i = 0 if isinstance(event, str) else max(event, ~event)
+        if isinstance(event, str) or (seen.sizes[i] and seen.kinds[i] != HOST):
+            found[-1].append(event)
+    built = found[0]
+    dead = {~event for event in built if not isinstance(event, str) and event < 0}
+    found[0] = [event for event in built if event not in dead and ~event not in dead]
+    return found
+
+
+def _births(phases: list[list]) -> dict[int, Place]:
+    return {
+        event: Place(number, at)
+        for number, events in enumerate(phases)
+        for at, event in enumerate(events)
+        if not isinstance(event, str) and event >= 0
+    }
+
+
+def _tokens(seen: Events, events: list) -> list[tuple]:
+    """What can be compared of events: of what size is born, and of what size dies. Blocks are of
+    512 bytes, in which all norms of a clipped gradient are one."""
+    told = []
+    for event in events:
+        if isinstance(event, str):
+            told.append((event,))
+        else:
+            i = max(event, ~event)
+            told.append((event >= 0, -(-seen.sizes[i] // BLOCK)))
+    return told
+
+
+def cuts(fewer: Sequence, more: Sequence) -> list[Cut]:
+    """Where a sequence has pieces that repeat what precedes them, and another sequence has not.
+
+    >>> cuts("pababsxyxyt", "pabababsxyxyxyt")
+    [Cut(at=5, size=2), Cut(at=12, size=2)]
+
+    Raises:
+        NotAlike: they differ otherwise.
+    """
+    found: list[Cut] = []
+    here = there = 0  # how far both are read
+    left = len(more) - len(fewer)
+    while True:
+        same = _same(fewer, more, here, there)
+        here, there = here + same, there + same
+        if here == len(fewer) and not left:
+            return found
+        best = max(
+            (
+                (_same(fewer, more, here, there + size), size == left, -size)
+                for size in range(1, min(left, there) + 1)
+                if more[there] == more[there - size]
+                and list(more[there - size : there]) == list(more[there : there + size])
+            ),
+            default=None,
+        )
+        if best is None:
+            raise NotAlike("twins of different depth differ by more than their blocks")
+        size = -best[-1]
+        found.append(Cut(there, size))
+        there, left = there + size, left - size
+
+
+def _same(fewer: Sequence, more: Sequence, here: int, there: int) -> int:
+    """How many of both are alike from there on."""
+    pairs = zip(fewer[here:], more[there:], strict=False)
+    length = min(len(fewer) - here, len(more) - there)
+    return next((k for k, (one, other) in enumerate(pairs) if one != other), length)
+
+
+class Growth:
+    """How the log of a twin grows with its depth.
+
+    Args:
+        shallow: what was seen of a twin with some blocks.
+        deep: of the same with one block more.
+
+    Raises:
+        NotAlike: they differ otherwise.
+    """
+
+    def __init__(self, shallow: Events, deep: Events):
+        self.deep = deep
+        self.one, self.other = tidy(shallow), tidy(deep)
+        if len(self.one) != len(self.other):
+            raise NotAlike("twins of different depth have not the same phases")
+        self.cuts = [
+            cuts(_tokens(shallow, a), _tokens(deep, b))
+            for a, b in zip(self.one, self.other, strict=True)
+        ]
+        self.born_in_one, self.born_in_other = _births(self.one), _births(self.other)
+        self.cuts = [self._slid(number) for number in range(len(self.cuts))]
+
+    def _slid(self, number: int) -> list[Cut]:
+        """The cuts of a phase, where what dies was born one block apart, or at the same place.
+
+        A piece that repeats what precedes it can be cut out anywhere along the repetition.
+        """
+        events, mates = self.other[number], self.one[number]
+        found, shift = [], 0
+        for where in self.cuts[number]:
+            window = range(max(where.at - where.size + 1, 0), where.at)
+            as_before = [not self._moves(events[k], mates[k - shift]) for k in window]
+            as_after = [
+                k - shift < where.size or not self._moves(events[k], mates[k - shift - where.size])
+                for k in window
+            ]
+            faults = [sum(as_before[:k]) + sum(as_after[k:]) for k in range(len(window) + 1)]
+            best = len(window) - min(range(len(faults)), key=lambda k: (faults[k], -k))
+            found.append(Cut(where.at - best, where.size))
+            shift += where.size
+        return found
+
+    def _strides(self, phase: int) -> list[int]:
+        """By how many events a birth in this phase can move with one block more."""
+        sizes = [where.size for where in self.cuts[phase]]
+        return [sum(sizes[:k]) for k in range(len(sizes) + 1)]
+
+    def _moves(self, event, mate) -> bool:
+        """Whether the birth of what dies moves as a birth can."""
+        if isinstance(event, str) or event >= 0:
+            return True
+        if isinstance(mate, str):
+            return False
+        here, there = self.born_in_other.get(~event), self.born_in_one.get(~mate)
+        if here is None or there is None or here.phase != there.phase:
+            return False
+        return here.at - there.at in self._strides(here.phase)
+
+    def _stride(self, place: Place, other: Place | None) -> int:
+        """How far a birth moves, of two places that are a block apart or the same. The first block
+        may do a thing more than others, so that its events are a few places off."""
+        if other is None or other.phase != place.phase:
+            raise NotAlike("what dies was born elsewhere")
+        moved = place.at - other.at
+        allowed = [sign * size for size in self._strides(place.phase) for sign in (1, -1)]
+        nearest = min(allowed, key=lambda size: abs(size - moved))
+        return nearest if abs(nearest - moved) <= FEW else moved
+
+    def plan(self, more: int) -> list[list[tuple]]:
+        """For each event of a model with `more` blocks more than the deeper twin: ("born", i) of
+        the twin's storage i, ("dies", place of its birth) or ("said", a text)."""
+        return [self._phase(number, more) for number in range(len(self.other))]
+
+    def _phase(self, number: int, more: int) -> list[tuple]:
+        events, mates = self.other[number], self.one[number]
+        grown, at, shift = [], 0, 0  # `shift`: how much further the deeper twin is
+        for where in [*self.cuts[number], Cut(len(events), 0)]:
+            for k in range(at, where.at):
+                grown.append(self._event(events[k], mates[k - shift], more))
+            at, shift = where.at + where.size, shift + where.size
+            for back in range(more if where.size else -1, -1, -1):
+                for k in range(where.at, at):
+                    before = events[k - where.size]
+                    grown.append(self._event(events[k], mates[k - shift], more, back, before))
+        return grown
+
+    def _event(self, event, mate, more: int, back: int = 0, before=None) -> tuple:
+        """One event of the grown log.
+
+        Args:
+            event: of the deeper twin.
+            mate: what does the same in the shallower.
+            more: blocks.
+            back: how many copies of the block follow.
+            before: what did the same one block earlier.
+        """
+        if isinstance(event, str):
+            return "said", event
+        if event >= 0:
+            return "born", event
+        place = self.born_in_other[~event]
+        old = None if isinstance(mate, str) else self.born_in_one.get(~mate)
+        moved = place.at + more * self._stride(place, old)
+        if back:
+            moved -= back * self._stride(place, self.born_in_other.get(~before))
+        return "dies", Place(place.phase, moved)
+
+
+def grown(plan: list[list[tuple]], kinds: Sequence[str], sizes: Sequence[int]) -> Events:
+    """The log of a plan, with the sizes of the twin's storages.
+
+    Raises:
+        NotAlike: something dies that is not there.
+    """
+    events: list[int | str] = []
+    new_kinds, new_sizes = [], []
+    born: dict[Place, int] = {}
+    for number, phase in enumerate(plan):
+        for at, (what, told) in enumerate(phase):
+            if what == "said":
+                events.append(told)
+            elif what == "born":
+                born[Place(number, at)] = len(new_sizes)
+                events.append(len(new_sizes))
+                new_kinds.append(kinds[told])
+                new_sizes.append(int(sizes[told]))
+            else:
+                if told not in born:
+                    raise NotAlike("something dies that is not there")
+                events.append(~born.pop(told))
+    return Events(events, new_kinds, new_sizes, 0)
+
+
+def sizes_at(short: Events, long: Events, tokens: tuple[int, int], asked: int) -> np.ndarray:
+    """The sizes of a twin's storages with so many tokens, from those with two numbers of them.
+
+    Raises:
+        NotAlike: the two logs differ by more than sizes.
+    """
+    if list(short.events) != list(long.events):
+        raise NotAlike("with more tokens more happens")
+    low, high = (np.array(seen.sizes, dtype=np.float64) for seen in (short, long))
+    step = (asked - tokens[0]) / (tokens[1] - tokens[0])
+    return np.maximum(0, np.rint(low + (high - low) * step)).astype(np.int64)

@@ -1,0 +1,243 @@
+"""Seconds of a step on many cards at once, from the operations of a twin.
+
+Rows of `fake_cuda.cost` in arrays: one column for each point (length and micro-batch), card, and
+factor of the range. Two depths tell all others, as for the planner's own estimates.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from evidence.atlas.growth import NotAlike, cuts
+from evidence.atlas.twins import DEEP, Seen
+from fake_cuda import Card, cost
+from fake_cuda.constants import CONSTANTS, HOST_SECONDS
+from fake_cuda.kernels import Kernels
+from fake_cuda.operations import Operation
+from fake_cuda.products import Attention
+
+ONCE, PASSES, CLIP = range(3)  # parts of a step: its end, each micro-batch, the gradients' norm
+RANGES = CONSTANTS.ranges
+# How much longer card and host take: as predicted, at best, at worst, and which of both limits.
+FACTORS = np.array(
+    [
+        (1, 1),
+        (RANGES.card_fastest, RANGES.host_fastest),
+        (RANGES.card_slowest, RANGES.host_slowest),
+        (1, 1.1),
+        (1.1, 1),
+    ]
+)
+
+
+class Point(NamedTuple):
+    """A micro-batch: tokens of a sample, and samples."""
+
+    length: int
+    micro_batch: int
+
+    @property
+    def tokens(self) -> int:
+        return self.length * self.micro_batch
+
+
+class Pair(NamedTuple):
+    """What two twins of the same depth saw, with two lengths of a sample."""
+
+    near: Point
+    far: Point
+
+
+def _between(low: float, high: float, pair: Pair, tokens: int) -> float:
+    step = (tokens - pair.near.tokens) / (pair.far.tokens - pair.near.tokens)
+    return low + (high - low) * step
+
+
+def operation_at(low: Operation, high: Operation, pair: Pair, point: Point) -> Operation:
+    """An operation with another micro-batch: all its sides are affine in the tokens, and attention
+    grows with the square of the length.
+
+    Raises:
+        NotAlike: they are not the same operation.
+    """
+    if (low.kind, low.issued, len(low.work)) != (high.kind, high.issued, len(high.work)):
+        raise NotAlike("with more tokens other operations happen")
+
+    def at(a: float, b: float) -> float:
+        return _between(a, b, pair, point.tokens)
+
+    work = low.work
+    if isinstance(work, Attention):
+        square = pair.near.micro_batch * pair.near.length**2
+        flops = work.flops * point.micro_batch * point.length**2 / square
+        work = work._replace(flops=flops)
+    else:
+        work = tuple(
+            a._replace(**{side: at(getattr(a, side), getattr(b, side)) for side in SIDES})
+            for a, b in zip(work, high.work, strict=True)
+        )
+    return low._replace(work=work, moved=max(0, round(at(low.moved, high.moved))))
+
+
+SIDES = ("batch", "rows", "columns", "inner")
+ENOUGH = 256  # programs: no card has as many multiprocessors
+
+
+@dataclass
+class Pace:
+    """The time of a recipe's step on some cards.
+
+    Args:
+        shallow: a twin with few blocks and the shorter sample.
+        near: the deeper twin with that sample.
+        far: the deeper twin with the longer one.
+        pair: the two micro-batches.
+        cards: with the rates of all of them.
+    """
+
+    shallow: Seen
+    near: Seen
+    far: Seen
+    pair: Pair
+    cards: Sequence[Card]
+
+    def __post_init__(self):
+        if len(self.near.operations) != len(self.far.operations):
+            raise NotAlike("with more tokens other operations happen")
+        self.kernels = [Kernels(card) for card in self.cards]
+        self.known: dict = {}
+        self.mates = self._mates()
+
+    def _mates(self) -> list[tuple[int, bool]]:
+        """Of each operation of the deeper twin the number of what does the same in the shallower,
+        and whether each block more does it once more."""
+        few, many = (_by_phase(seen.operations) for seen in (self.shallow, self.near))
+        if len(few) != len(many):
+            raise NotAlike("twins of different depth have not the same phases")
+        found: list[tuple[int, bool]] = []
+        begun = 0
+        for one, other in zip(few, many, strict=True):
+            own = [(k, False) for k in range(begun, begun + len(one))]
+            for where in cuts(
+                *([_sign(op, self.near.phases) for op in ops] for ops in (one, other))
+            ):
+                block = [(mate, True) for mate, _ in own[where.at - where.size : where.at]]
+                own[where.at : where.at] = block
+            found += own
+            begun += len(one)
+        return found
+
+    def _order(self, blocks: int) -> list[int]:
+        """The numbers of the deeper twin's operations, those of a block as often as there are."""
+        found: list[int] = []
+        for again, group in itertools.groupby(range(len(self.mates)), self._in_block):
+            found += list(group) * (1 + blocks - DEEP if again[1] else 1)
+        return found
+
+    def _in_block(self, k: int) -> tuple[int, bool]:
+        return self.near.operations[k].phase, self.mates[k][1]
+
+    def _seconds(self, op: Operation, programs: int | None = None) -> np.ndarray:
+        """Of each card. Where few programs run, most of its multiprocessors move nothing."""
+        key = op.kind, op.work, op.moved, op.tensors, programs
+        if key not in self.known:
+            found = []
+            for kernel in self.kernels:
+                busy = min(1, programs / kernel.card.sms) if programs else 1
+                found.append(kernel.seconds(op._replace(moved=int(op.moved / busy)))[1])
+            self.known[key] = np.array(found)
+        return self.known[key]
+
+    def step(self, points: Sequence[Point], blocks: int) -> np.ndarray:
+        """Seconds [part of a step, kind of limit, point, card, factor]."""
+        step = cost._Step([], self.near.phases, self.cards[0], HOST_SECONDS, CONSTANTS)
+        rows, seconds = [], []
+        found: dict = {}
+        twins = zip(self.near.operations, self.far.operations, strict=True)
+        for k, (low, high) in enumerate(twins):
+            own = self.shallow.operations[self.mates[k][0]]
+            programs = self.near.programs[k], self.far.programs[k]
+            key = low[2:], high[2:], _of_all(low, self.near.phases) and own[2:], programs
+            if key not in found:
+                found[key] = self._row(low, high, own, programs, points, blocks, step)
+            row, needed = found[key]
+            rows.append((_part(low, self.near.phases), *row))
+            seconds.append(needed)
+        order = self._order(blocks)
+        size = len(points), len(self.cards)
+        return _run([rows[k] for k in order], [seconds[k] for k in order], size)
+
+    def _programs(self, near: int | None, far: int | None, tokens: int) -> int | None:
+        """Of how many programs a Triton kernel is; None where they are as many as a card wants."""
+        if near is None or near >= ENOUGH or far == near:
+            return None
+        return max(1, round(_between(near, far, self.pair, tokens)))
+
+    def _row(self, low, high, own, programs, points, blocks, step) -> tuple:
+        """The kind of limit and the host's seconds of an operation, and the cards' seconds."""
+        ops = [operation_at(low, high, self.pair, point) for point in points]
+        row = step.row(ops[0], HOST_SECONDS)
+        if row.kind in ("", "wait"):
+            return (row.kind, row.issue), None
+        few = [self._programs(*programs, point.tokens) for point in points]
+        needed = np.stack([self._seconds(op, n) for op, n in zip(ops, few, strict=True)])
+        issue = row.issue
+        if _of_all(low, self.near.phases):  # it grows with the number of parameters
+            fewer = step.row(own, HOST_SECONDS)
+            needed = needed + (blocks - DEEP) * (needed - self._seconds(own))
+            issue += (blocks - DEEP) * (issue - fewer.issue)
+        return (row.kind, issue), needed
+
+
+def _of_all(op: Operation, phases: list[str]) -> bool:
+    """Whether an operation is about parameters, and so the same for any tokens."""
+    return op.tensors > 0 or op.issued == "update" or _part(op, phases) == CLIP
+
+
+def _sign(op: Operation, phases: list[str]) -> tuple:
+    return (op.kind, op.issued, op.tensors > 0) if _of_all(op, phases) else op[2:]
+
+
+def _by_phase(operations: list[Operation]) -> list[list[Operation]]:
+    found: dict[int, list[Operation]] = {}
+    for op in operations:
+        found.setdefault(op.phase, []).append(op)
+    return list(found.values())
+
+
+def _part(op: Operation, phases: list[str]) -> int:
+    name = phases[op.phase]
+    if name in ("optimizer step", "between steps"):
+        return ONCE
+    return CLIP if name == "backward" and op.issued == "no gradients" else PASSES
+
+
+def _run(rows: list[tuple], seconds: list, size: tuple[int, int]) -> np.ndarray:
+    """`fake_cuda.cost._run` for all points, cards and factors at once."""
+    known = CONSTANTS.host
+    shape = *size, len(FACTORS)
+    card, host = FACTORS.T
+    now, queue = np.zeros(shape), np.zeros(shape)
+    start_up = known.wait * known.idle_start
+    for _ in range(2):  # the host runs ahead into the next step: the second one counts
+        spent = np.zeros((3, len(cost.KINDS), *shape))
+        part = ONCE
+        for (part, kind, issue), needed in zip(rows, seconds, strict=True):
+            if kind == "wait":
+                now = np.maximum(now, queue) + known.wait
+                continue
+            now = now + issue * host
+            if needed is None:
+                continue
+            start = np.maximum(queue, now + start_up)
+            spent[part, 0] += start - queue
+            taken = needed[:, :, None] * card
+            spent[part, cost.KINDS.index(kind)] += taken
+            queue = start + taken
+        idle = np.maximum(now - queue, 0)
+        spent[part, 0] += idle
+        queue = queue + idle
+    return spent

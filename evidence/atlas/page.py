@@ -1,0 +1,168 @@
+"""What the page "Will it fit?" reads: the atlas with prices, code and cards, as plain JSON.
+
+The code is the planner's own (`planner.script`), with marks in place of the four numbers that
+depend on the question.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+
+from evidence.atlas import table
+from evidence.atlas.points import FAMILIES, LENGTHS, MICRO_BATCHES, MiB
+from fake_cuda import cost
+from helpers.hardware import supports, versions
+from helpers.prediction import CONTEXT
+from planner import search
+from planner.question import SMALL_LOGITS, Question, ask, blind_margin, known_cards
+from planner.script import script
+from planner.techniques import CHUNKED_LOSS, KINDS, LIGER, ON_THE_HOST, SMALLEST, WAYS, Plan
+
+SIZES = (8, 10, 12, 16, 24, 32, 40, 48, 64, 80, 96)  # GiB, of a card that is not in the list
+BATCHES = (1, 2, 4, 8, 16, 32, 64)  # samples of a step
+# Numbers that stand in no script by themselves, in place of those of a question.
+MARKS = {"length": 10007, "micro_batch": 1009, "accumulation": 1013}
+LESSONS = {  # that teach a technique, by its name
+    "8-bit AdamW": "07_optimizers",
+    "Adafactor": "07_optimizers",
+    "updates in backward": "07_optimizers",
+    "bf16 weights": "06_mixed_precision",
+    "LoRA": "12_parameter_efficient_fine_tuning",
+    "4-bit weights": "13_quantized_fine_tuning",
+    "chunked loss": "11_attention_and_kernels",
+    "Liger kernels": "11_attention_and_kernels",
+    "checkpointing": "05_gradient_checkpointing",
+    "checkpoints on the host": "05_gradient_checkpointing",
+}
+
+
+def models() -> list[str]:
+    """Those that are recorded."""
+    return [model for model in table.MODELS if table.file_of(model).exists()]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A card, or a size of one; sizes in MiB. Without a family nothing is recorded for it."""
+
+    name: str
+    memory: float
+    context: float
+    family: str
+    like: str  # the card whose seconds count
+    timed: bool
+    precision: str
+
+
+def family_of(capability: tuple[int, int]) -> str:
+    """The name of a card's family; "" where it is in none."""
+    names = (name for name, family in FAMILIES.items() if capability[0] in family.majors)
+    return next(names, "")
+
+
+def named_cards() -> list[Named]:
+    """The cards that the planner knows, the smallest first, then sizes."""
+    found = []
+    sizes = [f"{n}GiB" for n in SIZES]
+    for name in [*(card.name for card in known_cards() if supports("fp16", card)), *sizes]:
+        card = search.ask("gpt2", name).card
+        found.append(
+            Named(
+                name,
+                card.memory / MiB,
+                (card.context or CONTEXT) / MiB,
+                family_of(card.capability),
+                card.name,
+                bool(card.facts["bf16_tflops"]),
+                "bf16" if supports("bf16", card) else "fp16",
+            )
+        )
+    return found
+
+
+def index() -> dict:
+    """What is the same for all models: cards, the planner's rules, its order."""
+    return {
+        "models": models(),
+        "lengths": LENGTHS,
+        "micro_batches": MICRO_BATCHES,
+        "batches": BATCHES,
+        "cards": [asdict(card) for card in named_cards()],
+        "margin": blind_margin(),
+        "small_logits": SMALL_LOGITS,
+        "faster": search.FASTER,
+        "as_fast": search.AS_FAST,
+        "limits": cost.KINDS,
+        "smallest": SMALLEST.name,
+        "kinds": [
+            {"name": kind.name, "adapters": kind.adapters, "accumulates": kind.accumulates}
+            for kind in KINDS
+        ],
+        "ways": [
+            {
+                "name": way.name,
+                "logits": next((t.name for t in way.techniques if t in (LIGER, CHUNKED_LOSS)), ""),
+                "host": ON_THE_HOST in way.techniques,
+            }
+            for way in WAYS
+        ],
+        "versions": versions(),
+    }
+
+
+def template(question: Question, plan: Plan) -> str:
+    """The planner's script with {length}, {micro_batch}, {accumulation} and {samples}."""
+    text = script(question, plan, MARKS["micro_batch"])
+    marks = {"samples": 2 * question.batch, **MARKS}
+    for name, number in marks.items():
+        text = text.replace(str(number), "{" + name + "}")
+    return text
+
+
+def marked(model: str, card: str) -> Question:
+    """The question in which each number is a mark."""
+    batch = MARKS["micro_batch"] * MARKS["accumulation"]
+    return ask(model, card, length=MARKS["length"], batch=batch)
+
+
+def of_model(model: str) -> dict:
+    """What is recorded of a model, with what is said and pasted for each recipe."""
+    recorded = table.read(model)
+    families = {}
+    for family, recipes in recorded["families"].items():
+        question = marked(model, FAMILIES[family].card)
+        offered = {t for way in question.ways() for t in way.techniques} & {LIGER, CHUNKED_LOSS}
+        families[family] = {
+            "spares": next((technique.name for technique in offered), ""),
+            "recipes": {
+                name: about(question, Plan.named(name)) | points
+                for name, points in recipes.items()
+                if "why" not in points
+            },
+        }
+    config = question.workload.config
+    return {
+        "model": model,
+        "hub_id": question.hub_id,
+        "parameters": question.workload.parameters(),
+        "vocabulary": config.vocab_size,
+        "positions": getattr(config, "max_position_embeddings", None),
+        "torch": recorded["torch"],
+        "transformers": recorded["transformers"],
+        "date": recorded["date"],
+        "families": families,
+    }
+
+
+def about(question: Question, plan: Plan) -> dict:
+    """What is said of a recipe."""
+    taught = dict.fromkeys(LESSONS[t.name] for t in plan.techniques if t.name in LESSONS)
+    return {
+        "price": question.price(plan),
+        "lessons": list(taught),
+        "code": template(question, plan),
+    }
+
+
+def text(content: dict) -> str:
+    """As JSON, without blanks."""
+    return json.dumps(content, separators=(",", ":"))

@@ -1,0 +1,201 @@
+"""One recipe of one model for a family of cards: bytes and seconds of all micro-batches.
+
+Three twins are simulated, of two and of three blocks, and of three with twice the tokens. Their
+logs grow to the whole model's and to any micro-batch (`growth`), and are replayed; their
+operations grow alike (`pace`).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from evidence.atlas.growth import Growth, NotAlike, grown, sizes_at
+from evidence.atlas.pace import CLIP, ONCE, PASSES, Pace, Pair, Point
+from evidence.atlas.twins import DEEP, SHALLOW, Seen, seen
+from fake_cuda import Card, NotSimulated, Simulation
+from fake_cuda.replay import replay
+from helpers.hardware import GIB, GPU, cards
+from planner.question import Question, ask
+from planner.techniques import Plan
+
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+TOKENS = 65536  # of a micro-batch, at most
+MOST = 190 * GIB  # no known card has as much
+# With one sample some tensors are laid out in a line that are not with more: two tell of more.
+PAIR = Pair(Point(512, 2), Point(1024, 2))
+MiB = 2**20
+BEGINNING = 8  # events of a backward pass until the gradient of a loss is added
+CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
+
+
+class Family(NamedTuple):
+    """Cards on which the same kernels run, so that they need the same bytes."""
+
+    card: str  # the one that stands for all
+    majors: tuple[int, ...]  # of compute capability
+
+    def cards(self) -> list[GPU]:
+        """All of them, the smallest first."""
+        known = sorted(cards().values(), key=lambda card: card.memory)
+        return [card for card in known if card.capability[0] in self.majors]
+
+
+FAMILIES = {"ampere": Family("A100-80GB", (8, 12)), "hopper": Family("H100", (9, 10))}
+
+
+def all_points() -> list[Point]:
+    """Every micro-batch that is asked."""
+    found = [Point(length, n) for length in LENGTHS for n in MICRO_BATCHES]
+    return [point for point in found if point.tokens <= TOKENS]
+
+
+def timed_cards(family: Family) -> list[Card]:
+    """Those whose rates are known."""
+    known = [Card.of(gpu.name, gpu.capability, gpu.facts) for gpu in family.cards()]
+    return [card for card in known if card.sms and card.bandwidth and card.rates.get("bf16")]
+
+
+class Amount(NamedTuple):
+    """Bytes of a step: at its peak, of the allocator, and by category at the peak."""
+
+    allocated: int
+    reserved: int
+    by_category: list[int]
+
+
+def single(found: Simulation) -> Amount:
+    """A step of one micro-batch."""
+    parts = [found.by_category[name] for name in CATEGORIES]
+    return Amount(found.peak_allocated, found.peak_reserved, parts)
+
+
+def several(found: Simulation, adapters: bool, tied: bool) -> Amount:
+    """A step of more than one: the later ones find the gradients of the first.
+
+    Where all weights learn, each new gradient stands beside the old one until it is added: at once,
+    but that of a tied head waits for the embedding's, at the end of the backward pass, and what
+    Liger's loss makes in the forward pass for the backward pass to begin.
+
+    Args:
+        found: a step of one micro-batch.
+        adapters: whether only they learn; the planner adds their gradients and no more.
+        tied: whether head and embedding are one parameter.
+    """
+    names = list(found.by_category)
+    column = names.index("gradients")
+    bytes_ = found.timeline.copy()
+    before = bytes_.sum(axis=1).max()
+    born = np.diff(bytes_[:, column], prepend=bytes_[0, column]).clip(min=0)
+    bytes_[:, column] = found.peak_by_category["gradients"]
+    if not adapters:
+        starts = {name: row for row, name in reversed(found.phases)}
+        head = int(born.argmax())
+        until = starts["optimizer step"] if tied else starts["backward"] + BEGINNING
+        born[head + 1 : until] += born[head]
+        bytes_[:, names.index("temporaries")] += born
+    total = bytes_.sum(axis=1)
+    more = int(total.max() - before)
+    at_peak = dict(zip(names, bytes_[total.argmax()].tolist(), strict=True))
+    parts = [at_peak[name] for name in CATEGORIES]
+    return Amount(found.peak_allocated + more, found.peak_reserved + more, parts)
+
+
+class Twins(NamedTuple):
+    """What is simulated of a recipe."""
+
+    shallow: Seen
+    near: Seen
+    far: Seen
+
+    @classmethod
+    def of(cls, question: Question, plan: Plan) -> "Twins":
+        near, far = PAIR.near.length, PAIR.far.length
+        return cls(
+            seen(question, plan, near, SHALLOW),
+            seen(question, plan, near, DEEP),
+            seen(question, plan, far, DEEP),
+        )
+
+
+def sizes(twins: Twins, question: Question, points: Sequence[Point], plan: Plan) -> dict:
+    """Of each number of tokens, as long as some card has as much, the bytes of a step of one
+    micro-batch and of several, None where there is one alone."""
+    config = question.workload.config
+    growth = Growth(twins.shallow.events, twins.near.events)
+    whole = growth.plan(config.num_hidden_layers - DEEP)
+    tied = bool(config.tie_word_embeddings)
+    tokens, found = (PAIR.near.tokens, PAIR.far.tokens), {}
+    for asked in sorted({point.tokens for point in points}):
+        of = sizes_at(twins.near.events, twins.far.events, tokens, asked)
+        simulated, _ = replay(grown(whole, twins.near.events.kinds, of), True)
+        if simulated.peak_reserved > MOST:
+            break
+        again = several(simulated, plan.kind.adapters, tied) if plan.kind.accumulates else None
+        gradients = simulated.peak_by_category["gradients"]
+        found[asked] = single(simulated), again, gradients
+    return found
+
+
+def _digits(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
+
+
+def paces(pace: Pace, blocks: int, points: Sequence[Point], plan: Plan, gradients: int) -> dict:
+    """Of each card and point: seconds of a step of one micro-batch, the shortest and the longest
+    as shares of it, seconds of its end, of each micro-batch where there are several, the limit."""
+    spent = pace.step(points, blocks)
+    parts = spent.sum(axis=1)  # [part, point, card, factor]
+    whole, kinds = parts.sum(axis=0), spent.sum(axis=0)[..., 0]
+    each = parts[PASSES] + parts[CLIP]
+    if not plan.kind.adapters:  # as the planner predicts two micro-batches for all
+        added = [3 * gradients / kernel.rates["stream"] for kernel in pace.kernels]
+        each = parts[PASSES] + (parts[CLIP] + np.array(added)[None, :, None]) / 2
+    found = {}
+    for k, card in enumerate(pace.cards):
+        rows = []
+        for at in range(len(points)):
+            first, low, high, slow_host, slow_card = whole[at, k]
+            limit = 0 if slow_host > slow_card else 1 + int(kinds[1:, at, k].argmax())
+            row = [_digits(first), round(float(low / first), 2), round(float(high / first), 2)]
+            row += [_digits(parts[ONCE, at, k, 0]), _digits(each[at, k, 0]), limit]
+            rows.append(row)
+        found[card.name] = rows
+    return found
+
+
+def point_rows(amounts: dict, points: Sequence[Point]) -> list[list[int]]:
+    """Of each point tokens of a sample, samples, and in MiB what `Amount` has: of a step of one
+    micro-batch, and where there can be several of such a step."""
+    rows = []
+    for point in points:
+        one, more, _ = amounts[point.tokens]
+        row = [point.length, point.micro_batch]
+        for amount in filter(None, (one, more)):
+            parts = amount.allocated, amount.reserved, *amount.by_category
+            row += [-(-part // MiB) for part in parts]
+        rows.append(row)
+    return rows
+
+
+def recipe(model: str, family: str, name: str) -> dict:
+    """All that the atlas has of a recipe; {"why": a sentence} where it can have nothing."""
+    cards_of_it = FAMILIES[family]
+    question = ask(model, cards_of_it.card, length=PAIR.near.length, batch=PAIR.near.micro_batch)
+    plan, blocks = Plan.named(name), question.workload.config.num_hidden_layers
+    if question.need(plan.kind.least * question.workload.parameters()) > MOST:
+        return {"why": "no card has as much"}
+    points = all_points()
+    try:
+        twins = Twins.of(question, plan)
+        amounts = sizes(twins, question, points, plan)
+        points = [point for point in points if point.tokens in amounts]
+        if not points:
+            return {"why": "no card has as much"}
+        pace = Pace(*twins, PAIR, timed_cards(cards_of_it))
+        gradients = amounts[points[0].tokens][2]
+        seconds = paces(pace, blocks, points, plan, gradients)
+    except (NotAlike, NotSimulated) as error:
+        return {"why": str(error)}
+    return {"points": point_rows(amounts, points), "seconds": seconds}

@@ -1,0 +1,134 @@
+"""The page "Will it fit?" in a browser: its answers are the atlas's, by link and by keyboard."""
+
+import functools
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from evidence.atlas.answers import Asked
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE, PICTURES = ROOT / "build" / "site", ROOT / "build" / "browser"
+PAGE = "docs/will_it_fit.html"
+ATLAS = SITE / "_static" / "atlas"
+QUESTIONS = 10
+
+if not (ATLAS / "index.json").exists():
+    pytest.skip("no site in build/site: make site", allow_module_level=True)
+
+
+@functools.cache
+def data(name: str) -> dict:
+    return json.loads((ATLAS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def questions() -> list[dict]:
+    """Drawn by chance, the same in each run, of cards for which something is recorded."""
+    index, draw = data("index"), random.Random(QUESTIONS)
+    families = {family for name in index["models"] for family in data(name)["families"]}
+    cards = [card["name"] for card in index["cards"] if card["family"] in families]
+    lengths = [length for length in index["lengths"] if length <= 4096]
+    return [
+        {
+            "model": draw.choice(index["models"]),
+            "length": draw.choice(lengths),
+            "batch": draw.choice(index["batches"]),
+            "card": draw.choice(cards),
+        }
+        for _ in range(QUESTIONS)
+    ]
+
+
+def link(address: str, question: dict) -> str:
+    told = "&".join(f"{name}={value}".replace(" ", "+") for name, value in question.items())
+    return f"{address}/{PAGE}#{told}"
+
+
+def asked(question: dict) -> Asked:
+    index = data("index")
+    card = next(card for card in index["cards"] if card["name"] == question["card"])
+    return Asked(index, data(question["model"]), card, question["length"], question["batch"])
+
+
+def visit(page, address: str) -> None:
+    page.goto("about:blank")  # a new fragment alone would not load the page
+    page.goto(address)
+    page.wait_for_function("!document.querySelector('#fit-state').textContent.startsWith('With')")
+
+
+@pytest.mark.parametrize(
+    "question", questions(), ids=lambda question: "-".join(map(str, question.values()))
+)
+def test_the_page_gives_the_numbers_of_the_atlas(question, window, address):
+    visit(window, link(address, question))
+    own = asked(question)
+    wanted = own.fits() or list(filter(None, [own.miss()]))
+    shown = [
+        dict(box.evaluate("box => ({...box.dataset})"))
+        for box in window.locator(".fit-recipe").all()
+    ]
+    told = [(box["recipe"], box["microBatch"], box["need"]) for box in shown]
+    assert told == [(one.recipe, str(one.micro_batch), f"{one.need:.1f}") for one in wanted]
+    for box, one in zip(shown, wanted, strict=True):
+        assert float(box["seconds"]) == pytest.approx(one.seconds, rel=1e-3)
+
+
+def test_a_link_with_nonsense_is_answered_by_a_sentence(window, address):
+    visit(window, f"{address}/{PAGE}#model=gpt-9&length=x&card=%3Cb%3E")
+    words = window.locator("#fit-state").inner_text()
+    assert "gpt-9" in words and "which is not here" in words and "<b>" in words
+
+
+def test_a_question_is_asked_by_keyboard_and_becomes_a_link(window, address):
+    visit(window, f"{address}/{PAGE}")
+    window.locator("#fit select[name=length]").focus()
+    window.keyboard.press("ArrowDown")
+    window.keyboard.press("Tab")
+    assert "length=2048" in window.url
+    assert window.locator(".fit-recipe").count()
+
+
+def test_the_code_is_the_planners(window, address):
+    from planner.question import ask
+    from planner.script import script
+    from planner.techniques import Plan
+
+    question = questions()[0] | {"card": "A100-80GB", "length": 1024, "batch": 8}
+    visit(window, link(address, question))
+    one = asked(question).fits()[0]
+    planned = ask(question["model"], question["card"], length=1024, batch=8)
+    text = window.locator(".fit-recipe pre").first.evaluate("box => box.textContent")
+    assert text == script(planned, Plan.named(one.recipe), one.micro_batch)
+
+
+def test_every_card_is_asked_the_same_question(window, address):
+    question = questions()[0] | {"length": 1024, "batch": 8}
+    visit(window, link(address, question))
+    rows = window.locator(".fit-cards tbody tr").all()
+    told = {row.get_attribute("data-card"): row.get_attribute("data-recipe") for row in rows}
+    known = [card["name"] for card in data("index")["cards"] if card["like"] == card["name"]]
+    assert list(told) == known
+    for name, recipe in told.items():
+        first = next(iter(asked(question | {"card": name}).fits()), None)
+        assert recipe == (first.recipe if first else ""), name
+
+
+def test_without_javascript_a_table_answers(chromium, address):
+    context = chromium.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{address}/{PAGE}")
+    assert page.locator("article table").first.locator("tbody tr").count() == len(
+        data("index")["models"]
+    )
+    assert "onegpu fit" in page.locator("#fit-state").inner_text()
+    context.close()
+
+
+def test_a_damaged_file_is_said_and_the_page_goes_on(window, address):
+    model = data("index")["models"][0]
+    window.route(f"**/atlas/{model}.json", lambda route: route.fulfill(body='{"model":'))
+    visit(window, f"{address}/{PAGE}#model={model}")
+    assert "cannot answer" in window.locator("#fit-state").inner_text()
+    window.screenshot(path=PICTURES / f"fit-damaged-{window.scheme}.png")

@@ -1,0 +1,149 @@
+"""The atlas: what is recorded, how far it is from full predictions, and what the page reads."""
+
+import json
+import re
+
+import pandas as pd
+import pytest
+
+from evidence.atlas import check, page, points, table
+from evidence.atlas.answers import Asked
+from evidence.atlas.growth import Growth, NotAlike, cuts, grown, sizes_at
+from evidence.atlas.twins import seen
+from fake_cuda.replay import Events, replay
+from planner.question import ask
+from planner.script import script
+from planner.techniques import Plan, every_plan
+
+MODELS = page.models()
+MOST_BYTES = 5 * 2**20  # of all files
+# What 19 of 20 points may be off, as a share; the page states what they are.
+USUAL = {"allocated_mib": 0.01, "reserved_mib": 0.03, "seconds": 0.005}
+LEAST_POINTS = 20
+
+
+@pytest.fixture(scope="module")
+def index():
+    return page.index()
+
+
+def test_all_files_are_small_and_a_model_is_there():
+    files = list(table.FOLDER.glob("*.json.gz"))
+    assert MODELS and len(files) == len(MODELS)
+    assert sum(path.stat().st_size for path in files) <= MOST_BYTES
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_recipe_of_the_planner_is_recorded_or_says_why_not(model):
+    recorded = table.read(model)
+    assert recorded["model"] == model and re.fullmatch(r"\d{4}-\d\d-\d\d", recorded["date"])
+    for family, recipes in recorded["families"].items():
+        offered = [p.name for p in every_plan() if table.offered(model, family, p)]
+        assert sorted(recipes) == sorted(offered)
+        for name, own in recipes.items():
+            assert re.fullmatch(r"[0-9a-f]{12}", own["code_hash"])
+            assert ("why" in own) != ("points" in own), name
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_points_are_bytes_that_add_up_and_seconds_of_each_card(model):
+    for recipes in table.read(model)["families"].values():
+        for name, own in recipes.items():
+            width = 9 + 7 * Plan.named(name).kind.accumulates
+            places = [row[:2] for row in own.get("points", [])]
+            assert len({tuple(place) for place in places}) == len(places)
+            for length, n, *row in own.get("points", []):
+                assert length in points.LENGTHS and n in points.MICRO_BATCHES
+                assert len(row) + 2 == width
+                for start in range(0, len(row), 7):
+                    allocated, reserved, *parts = row[start : start + 7]
+                    assert allocated <= reserved and abs(sum(parts) - allocated) <= len(parts)
+            for timed in own.get("seconds", {}).values():
+                assert len(timed) == len(places)
+                assert all(
+                    0 < low <= 1 <= high and once < first for first, low, high, once, *_ in timed
+                )
+
+
+def test_the_sample_lies_as_near_to_full_predictions_as_is_said():
+    errors = check.errors().abs()
+    assert len(errors) >= LEAST_POINTS
+    for what, bound in USUAL.items():
+        assert errors[what].quantile(0.95) <= bound, what
+
+
+def test_the_sample_is_drawn_from_the_atlas_and_holds_what_stands_there():
+    drawn = check.drawn()
+    assert len(set(drawn)) == len(drawn) == check.POINTS
+    rows = pd.read_csv(check.PREDICTED).to_dict("records")
+    assert {tuple(row[name] for name in check.KEY) for row in rows} <= set(drawn)
+    for row in rows:
+        for name, value in check.from_the_atlas(tuple(row[key] for key in check.KEY)).items():
+            assert row[f"atlas_{name}"] == pytest.approx(value)
+
+
+# ------------------------------------------------------------------------------------- the growth
+def test_a_piece_that_repeats_is_found():
+    assert cuts("pabcabcs", "pabcabcabcs")[0].size == 3
+    assert [cut.size for cut in cuts("pababsxyxyt", "pabababsxyxyxyt")] == [2, 2]
+    with pytest.raises(NotAlike):
+        cuts("pababs", "pabqabs")
+
+
+def test_a_grown_log_is_the_log_of_the_deeper_model():
+    """Two and three blocks tell of five, to the byte, in any micro-batch."""
+    plan = Plan.named("full, checkpointing")
+    question = ask("tinyllama-1.1b", "A100-80GB", length=64, batch=2)
+    shallow, near = (seen(question, plan, 64, blocks).events for blocks in (2, 3))
+    far = seen(question, plan, 128, 3).events
+    whole, _ = replay(seen(question, plan, 256, 5).events, True)
+    sizes = sizes_at(near, far, (128, 256), 512)
+    found, _ = replay(grown(Growth(shallow, near).plan(2), near.kinds, sizes), True)
+    assert found.peak_reserved == whole.peak_reserved
+    assert found.peak_allocated == pytest.approx(whole.peak_allocated, rel=1e-4)
+
+
+def test_logs_that_differ_by_more_are_refused():
+    one = Events(["forward", 0, ~0], ["activations"], [512], 0)
+    with pytest.raises(NotAlike):
+        Growth(one, Events(["forward", 0, 1, ~0, ~1], ["activations"] * 2, [4096, 8192], 0))
+    with pytest.raises(NotAlike):
+        sizes_at(one, Events(["forward", 0, 1], ["activations"] * 2, [1, 1], 0), (1, 2), 3)
+
+
+# ------------------------------------------------------------------------------------- the page
+@pytest.mark.parametrize("model", MODELS[:2])
+def test_the_code_of_the_page_is_the_planners(model):
+    content = page.of_model(model)
+    for family, own in content["families"].items():
+        card = points.FAMILIES[family].card
+        question = ask(model, card, length=2048, batch=8)
+        for name in list(own["recipes"])[::7]:
+            plan = Plan.named(name)
+            n = 2 if plan.kind.accumulates else 8
+            numbers = {"length": 2048, "micro_batch": n, "accumulation": 8 // n, "samples": 16}
+            text = own["recipes"][name]["code"]
+            for mark, number in numbers.items():
+                text = text.replace("{" + mark + "}", str(number))
+            assert text == script(question, plan, n), name
+
+
+@pytest.mark.parametrize("model", MODELS[:1])
+def test_what_fits_needs_no_more_than_the_card_and_recipes_are_in_the_planners_order(model, index):
+    content = json.loads(page.text(page.of_model(model)))
+    kinds = [kind["name"] for kind in index["kinds"]]
+    for card in index["cards"]:
+        if card["family"] not in content["families"]:
+            continue
+        found = Asked(index, content, card, 1024, 8).fits()
+        assert all(one.need <= card["memory"] for one in found)
+        order = [kinds.index(one.kind) for one in found]
+        assert order == sorted(order)
+
+
+def test_a_damaged_file_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "FOLDER", tmp_path)
+    (tmp_path / "gpt2.json.gz").write_bytes(b"no archive")
+    with pytest.raises(ValueError, match="gpt2.json.gz is damaged: make evidence SETS=atlas"):
+        table.read("gpt2")
+    assert table.read("qwen3-0.6b") == {}

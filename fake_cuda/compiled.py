@@ -62,7 +62,7 @@ class Compiler:
     def __init__(self, trace: Trace):
         self.trace = trace
         self.codes: set = set()  # code that was compiled
-        self.attention = F.scaled_dot_product_attention  # as the card chooses it
+        self.attention: Callable = F.scaled_dot_product_attention
 
     def callback(self, original: Callable):
         """In the place of TorchDynamo's `_callback_from_stance`, which names what compiles a call.
@@ -227,6 +227,7 @@ def compiled(trace: Trace, compiler: Compiler) -> Iterator[None]:
     from torch._dynamo import eval_frame
 
     stance = eval_frame._callback_from_stance
+    compiler.attention = F.scaled_dot_product_attention  # by now as the card chooses it
     with ExitStack() as stack:
         prepared = False
 

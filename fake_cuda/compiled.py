@@ -144,12 +144,15 @@ class Compiler:
 
     def as_the_card(self, module: torch.fx.GraphModule) -> None:
         """Attention takes the card's kernel, and autocast for CUDA is one for fake tensors."""
-        for node in module.graph.nodes:
-            if node.target is F.scaled_dot_product_attention and self.trace.cuda:
-                node.target = self.attention
-            if node.target is torch.amp.autocast_mode._enter_autocast and node.args[0] == "cuda":
-                node.args = ("cpu", *node.args[1:])
-        module.recompile()
+        enter = torch.amp.autocast_mode._enter_autocast
+        parts = [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
+        for part in parts:  # a checkpointed layer is one of its own
+            for node in part.graph.nodes:
+                if node.target is F.scaled_dot_product_attention and self.trace.cuda:
+                    node.target = self.attention
+                if node.target is enter and node.args[0] == "cuda":
+                    node.args = ("cpu", *node.args[1:])
+            part.recompile()
 
     def inner(self, module: torch.fx.GraphModule, inputs, **options) -> Callable:
         """`compile_fx_inner`: a graph of ATen's operations becomes a function of a list."""

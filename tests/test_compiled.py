@@ -115,6 +115,39 @@ def test_attention_with_dropout_takes_the_cards_kernel():
     assert dropped - without < matrix  # not a byte for each
 
 
+def test_a_checkpointed_layer_takes_the_cards_attention():
+    """It is a graph inside of the graph. Recomputed, too, attention keeps no matrix of
+    length x length."""
+    batch, heads, length, width = 8, 4, 256, 64
+
+    class Attention(torch.nn.Module):
+        def __init__(self, dropout):
+            super().__init__()
+            self.qkv, self.dropout = torch.nn.Linear(width, 3 * width), dropout
+
+        def mixed(self, x):
+            parts = self.qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+            attention = torch.nn.functional.scaled_dot_product_attention
+            return attention(*parts, dropout_p=self.dropout).transpose(1, 2).flatten(2)
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.mixed, x, use_reentrant=False)
+
+    def peak(dropout, card):
+        def run():
+            model = Attention(dropout)
+            called = torch.compile(model)
+            for _ in range(2):
+                called(torch.zeros(batch, length, width)).sum().backward()
+
+        return simulate(run, card).peak_allocated
+
+    matrix = batch * heads * length**2  # elements
+    ampere = (8, 0)
+    assert peak(0.1, ampere) - peak(0.0, ampere) < matrix / 8  # bytes
+    assert peak(0.1, None) - peak(0.0, None) > matrix  # a CPU has no kernel for it
+
+
 def test_a_graph_break_is_where_it_falls():
     whole, broken = (predict(training(kind), gpu="T4").time.launches for kind in (Block, Breaks))
     assert broken["forward"] > 1.5 * whole["forward"]

@@ -60,8 +60,8 @@ def trust() -> str:
         lines.append(f"| {what} | {usual[name]:.2%} | {worst[name]:.2%} |")
     said = (
         f"The numbers here grew from predictions of models of two and three blocks. {len(errors)} "
-        "of them, drawn by chance, were predicted in full as well; this is how far the two lie "
-        "apart:"
+        "of them, drawn by chance, were predicted in full as well. The first of these showed a "
+        "fault, which was mended, and they stay among them. This is how far the two lie apart:"
     )
     blind = page.blind_margin()
     rest = (

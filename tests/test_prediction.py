@@ -646,9 +646,8 @@ def test_here_is_this_machines_device(bert, monkeypatch):
         {"torch_compile_backend": "cudagraphs"},
         {"deepspeed": {"zero_optimization": {"stage": 2}}},
         {"fsdp": "full_shard"},
-        {"optim": "adamw_torch_8bit"},
-        {"optim": OptimizerNames.ADAMW_TORCH_8BIT},
-        {"optim": "adamw_torch_4bit"},
+        {"optim": "grokadamw"},
+        {"optim": OptimizerNames.GROKADAMW},
     ],
     ids=str,
 )
@@ -656,6 +655,16 @@ def test_what_cannot_be_predicted_is_refused_by_name(setting, bert):
     (name,) = setting
     with pytest.raises(ValueError, match=rf"^{name}.* cannot be predicted"):
         on("T4", bert, **setting)
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch_8bit", "adamw_torch_4bit"])
+def test_torchaos_optimizers_which_compile_themselves_are_predicted(optim, llama):
+    """An H100 took 12.427 and 11.870 GiB with them (data/measurements), 0.2 and 0.3 % less than
+    predicted before. Here many tensors are too small to be quantized."""
+    pytest.importorskip("torchao")
+    plain, small = (on("A100-80GB", llama, optim=name) for name in ("adamw_torch", optim))
+    states = [found.peak_by_category["optimizer states"] for found in (plain, small)]
+    assert 0 < states[1] < states[0] / 2
 
 
 @pytest.mark.parametrize("name", ["fp16", "tf32"])

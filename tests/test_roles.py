@@ -12,8 +12,8 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "measurements"
 KEY = ["table", "set", "run", "quantity"]
-FROZEN = 1782  # rows, and their digest: append rows, raise both, and say why in the commit
-DIGEST = "dbf89383249372fb16dcb9998138a442f4ee18b8086cd22e4c0807254e9685dc"
+FROZEN = 1969  # rows, and their digest: append rows, raise both, and say why in the commit
+DIGEST = "606e4c0ae8fafe613bf77d5e774fadecf2079862a69e3e93196836e308da2153"
 
 
 def read(name: str) -> pd.DataFrame:

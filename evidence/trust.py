@@ -10,6 +10,7 @@ import re
 
 import pandas as pd
 
+from evidence import second_blind
 from evidence.compare import errors
 from evidence.tables import DATA, ROOT
 from fake_cuda.constants import (
@@ -204,6 +205,9 @@ def words() -> str:
     timed, blind_timed = steps()
     reserved = judged[judged["quantity"].str.startswith("reserved")]
     lines = HEAD + line("**memory, blind**", blind) + line("**time of a step, blind**", blind_timed)
+    second = second_blind.rows()
+    if second is not None:
+        lines += line("**time of a step, second blind test**", second)
     memory, timed_here = own()
     lines += line("**memory, blind, on our own card**", memory)
     lines += line("**time of a step, blind, on our own card**", timed_here)
@@ -217,6 +221,8 @@ def words() -> str:
     lines += line("memory of one Triton kernel, after mends", triton)
     about = [rows_of_memory(table, judged), rows_of_our_own(memory, timed_here)]
     about += [rows_of_ranks(ranks, blind_ranks), rows_of_time(timed, blind_timed), constants()]
+    if second is not None:
+        about.insert(-1, f"{second_blind.words(second, percent)}.")
     return "\n".join([lines, " ".join([*about, calculators()])]) + "\n"
 
 

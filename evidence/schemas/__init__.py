@@ -14,6 +14,7 @@ SCHEMAS = {  # by path below data/, without ".csv"
     "blind_peaks": predicted.blind_peaks,
     "blind_several_cards": predicted.blind_peaks,
     "blind_speeds": predicted.blind_speeds,
+    "blind_speeds_2": predicted.blind_speeds,
     "board": by_hand.board,
     "calculators": predicted.calculators,
     "claims": by_hand.claims,

@@ -215,9 +215,15 @@ def words() -> str:
     lines += line("memory, after mends", judged) + line("of it, reserved memory", reserved)
     lines += line("time of a step, after mends", timed)
     lines += line("memory of one Triton kernel, after mends", triton)
-    about = [rows_of_memory(table, judged), rows_of_our_own(memory, timed_here)]
-    about += [rows_of_ranks(ranks, blind_ranks), rows_of_time(timed, blind_timed), constants()]
-    return "\n".join([lines, " ".join([*about, calculators()])]) + "\n"
+    about = {
+        "Whose rows": rows_of_memory(table, judged),
+        "Our own card": rows_of_our_own(memory, timed_here),
+        "Several cards": rows_of_ranks(ranks, blind_ranks),
+        "Time": f"{rows_of_time(timed, blind_timed)} {constants()}",
+        "Calculators": calculators(),
+    }
+    points = [f"- **{name}.** {text}" for name, text in about.items()]
+    return "\n".join([lines, *points]) + "\n"
 
 
 def rewrite(text: str) -> str:

@@ -473,3 +473,11 @@ assert within[2].weight is within[1].weight and within[1].weight.dtype == torch.
 within.to_empty(device="cuda")
 assert within[2].weight is within[1].weight
 """)
+
+
+def test_a_mask_of_flex_attention_is_refused_by_name(run):
+    with pytest.raises(ValueError, match="in line .* cannot do: it uses flex attention, which"):
+        run("""
+from torch.nn.attention.flex_attention import create_block_mask
+create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cuda")
+""")

@@ -22,7 +22,7 @@ OK, BAD_INPUT, NOTHING_FITS, INTERRUPTED, CLOSED_PIPE = 0, 2, 3, 130, 141  # exi
 
 # ------------------------------------------------------------------------------------ the commands
 def predict_command(options: argparse.Namespace) -> str | tuple[str, int]:
-    """A prediction, as text or as JSON; with --must-fit a status of its own where it is too large."""
+    """A prediction, as text or as JSON; with --must-fit a status of its own where none fits."""
     scripted = options.script or options.module
     options.ranks, options.gpu = _cards(options, bool(scripted))
     if options.code:
@@ -232,8 +232,7 @@ def _predict_options(commands, both: Parser) -> None:
     add("--timeout", type=float, metavar="SECONDS", help="a script's time to take its updates")
     add("--network", action="store_true", help="let a script reach other machines")
     add("--timeline", type=picture, help="draw the last step: a .png file")
-    must_fit = f"exit status {NOTHING_FITS} where it does not fit the card, for a test of a project"
-    add("--must-fit", action="store_true", help=must_fit)
+    add("--must-fit", action="store_true", help=f"exit status {NOTHING_FITS} where it does not fit")
     _host_option(command)
     command.set_defaults(run=predict_command)
 

@@ -24,6 +24,7 @@ from planner.techniques import Plan
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 TOKENS = 65536  # of a micro-batch, at most
+FULL = "no card has as much"
 MOST = 190 * GIB  # no known card has as much
 # With one sample some tensors are laid out in a line that are not with more: two tell of more.
 SEEDS = Seeds.of(512, 2)
@@ -198,14 +199,14 @@ def recipe(model: str, family: str, name: str) -> dict:
     question = ask(model, cards_of_it.card, length=SEEDS.near.length, batch=SEEDS.near.micro_batch)
     plan, blocks = Plan.named(name), question.workload.config.num_hidden_layers
     if question.need(plan.kind.least * question.workload.parameters()) > most:
-        return {"why": "no card has as much"}
+        return {"why": FULL}
     points = all_points()
     try:
         twins = Twins.of(model, cards_of_it.card, plan)
         amounts = sizes(twins, question, points, plan, most)
         points = [point for point in points if point in amounts]
         if not points:
-            return {"why": "no card has as much"}
+            return {"why": FULL}
         pace = Pace(*twins, SEEDS, timed_cards(cards_of_it))
         gradients = amounts[points[0]][2]
         seconds = paces(pace, blocks, points, plan, gradients)

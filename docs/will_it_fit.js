@@ -245,7 +245,7 @@
 
   function command(asked) {
     const card = `"${asked.card.name}"`;
-    return `onegpu fit ${asked.model.model} --gpu ${card} --length ${asked.length} --batch ${asked.batch}`;
+    return `onegpu fit --model ${asked.model.model} --gpu ${card} --length ${asked.length} --batch ${asked.batch}`;
   }
 
   function show(asked) {

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,10 +14,12 @@ from evidence.atlas.growth import Growth, NotAlike, cuts, grown
 from evidence.atlas.laws import Point, Seeds, sizes_at
 from evidence.atlas.twins import seen
 from fake_cuda.replay import Events, replay
+from planner.command import parsed
 from planner.question import ask
 from planner.script import script
 from planner.techniques import Plan, every_plan
 
+ROOT = Path(__file__).resolve().parents[1]
 MODELS = page.models()
 MOST_BYTES = 5 * 2**20  # of all files
 # What 19 of 20 points may be off, as a share; the page states what they are.
@@ -171,3 +175,18 @@ def test_a_damaged_file_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="gpt2.json.gz is damaged: make evidence SETS=atlas"):
         table.read("gpt2")
     assert table.read("qwen3-0.6b") == {}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("docs/*.*")) + [ROOT / "README.md"], ids=lambda p: p.name
+)
+def test_commands_of_pages_are_read_by_the_command(path):
+    """What a reader copies: with a value for each name in capitals or in the script's ${...}."""
+    text = path.read_text(encoding="utf-8")
+    lines = re.findall(r"`(onegpu (?:fit|predict) [^`\n]*-[^`\n]*)`", text)
+    lines += re.findall(r"^\$? ?(onegpu (?:fit|predict) .*)$", text, re.MULTILINE)
+    for line in lines:
+        line = re.sub(r"\$\{asked\.(length|batch)\}|\bTOKENS\b|\bSAMPLES\b", "8", line)
+        line = re.sub(r"\$\{card\}|\bCARD\b", "T4", re.sub(r"\$\{[^}]*\}|\bMODEL\b", "gpt2", line))
+        parsed(shlex.split(line)[1:])
+    assert lines or path.name not in ("will_it_fit.js", "will_it_fit.md", "predict.md", "README.md")

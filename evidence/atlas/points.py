@@ -56,9 +56,17 @@ FAMILIES = {
 }
 
 
-def all_points() -> list[Point]:
-    """Every micro-batch that is asked."""
-    found = [Point(length, n) for length in LENGTHS for n in MICRO_BATCHES]
+def longest(model: str) -> int:
+    """The longest sample that is asked of a model."""
+    config = ask(model, FAMILIES["ampere"].card, length=LENGTHS[0], batch=1).workload.config
+    positions = getattr(config, "max_position_embeddings", None) or LENGTHS[-1]
+    return max(length for length in LENGTHS if length <= positions)
+
+
+def all_points(model: str) -> list[Point]:
+    """Every micro-batch that is asked of a model."""
+    most = longest(model)
+    found = [Point(length, n) for length in LENGTHS if length <= most for n in MICRO_BATCHES]
     return [point for point in found if point.tokens <= TOKENS]
 
 
@@ -200,7 +208,7 @@ def recipe(model: str, family: str, name: str) -> dict:
     plan, blocks = Plan.named(name), question.workload.config.num_hidden_layers
     if question.need(plan.kind.least * question.workload.parameters()) > most:
         return {"why": FULL}
-    points = all_points()
+    points = all_points(model)
     try:
         twins = Twins.of(model, cards_of_it.card, plan)
         amounts = sizes(twins, question, points, plan, most)

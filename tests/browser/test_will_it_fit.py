@@ -3,17 +3,20 @@
 import functools
 import json
 import random
+import shlex
 from pathlib import Path
 
 import pytest
 
 from evidence.atlas.answers import Asked
+from planner.command import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE, PICTURES = ROOT / "build" / "site", ROOT / "build" / "browser"
 PAGE = "docs/will_it_fit.html"
 ATLAS = SITE / "_static" / "atlas"
 QUESTIONS = 10
+OPTIONS = {"model": "model", "length": "length", "batch": "batch", "card": "gpu"}
 
 if not (ATLAS / "index.json").exists():
     pytest.skip("no site in build/site: make site", allow_module_level=True)
@@ -71,6 +74,9 @@ def test_the_page_gives_the_numbers_of_the_atlas(question, window, address):
     ]
     told = [(box["recipe"], box["microBatch"], box["need"]) for box in shown]
     assert told == [(one.recipe, str(one.micro_batch), f"{one.need:.1f}") for one in wanted]
+    command = window.locator("#fit-state code").inner_text()
+    options = parsed(shlex.split(command)[1:])
+    assert {name: getattr(options, key) for name, key in OPTIONS.items()} == question
     for box, one in zip(shown, wanted, strict=True):
         assert float(box["seconds"]) == pytest.approx(one.seconds, rel=1e-3)
 

@@ -33,6 +33,7 @@ logging.getLogger("DeepSpeed").addFilter(lambda record: "accelerator to CPU" not
 HOMES = {  # the public names of each module
     "allocator": "Allocator MiB",
     "card": "Card",
+    "estimates": "StepEstimate estimate",
     "logs": "read_log",
     "refusals": "NotSimulated",
     "simulation": "Simulation simulate",

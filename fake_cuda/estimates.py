@@ -84,7 +84,7 @@ class StepEstimate:
 
     @property
     def fits(self) -> Verdict | None:
-        """Whether it fits the card, with its CUDA context; `fits("A100-80GB")` asks of another card.
+        """Whether it fits the card, with its CUDA context; `fits("A100-80GB")` asks of another.
 
         None where the card's memory is not known, and on a CPU.
         """

@@ -37,7 +37,7 @@ def tensors_of(model: torch.nn.Module) -> dict[int, torch.Tensor]:
     found = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
     for tensor in found.values():
         if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
-            kind = type(tensor).__name__
+            kind = f"{type(tensor).__name__} ({tensor.layout})"
             raise ValueError(f"the model holds a tensor of the kind {kind}: {BY_FUNCTION}")
         if tensor.device.type not in HOST:
             where = f"the model already lives on {tensor.device}"

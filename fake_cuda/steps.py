@@ -47,9 +47,7 @@ def scalar(found) -> torch.Tensor:
         raise Refused(f"the loss is of the type {type(found).__name__} and no tensor: {hint}")
     if found.numel() != 1:
         shape = " x ".join(map(str, found.shape))
-        raise Refused(
-            f"the loss has {shape} values and must have one: {hint} that returns a scalar"
-        )
+        raise Refused(f"the loss has {shape} values and is no scalar: {hint}")
     if not found.requires_grad:
         raise Refused("no parameter that is trained has a part in the loss")
     return found
@@ -127,6 +125,7 @@ class Steps:
         """The loop. What it returns lives on."""
         self.doing = "model"
         model, parameters = self.built()
+        self.doing = "optimizer"
         optimizer = optimizer_of(self.optimizer, model, parameters)
         batch = batch_of(self.batch, samples, self.dimension)
         for _ in range(2):

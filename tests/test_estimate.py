@@ -254,6 +254,27 @@ def test_importing_it_loads_neither_torch_nor_transformers():
     assert "fake_cuda" in loaded and not {"torch", "transformers", "numpy", "pandas"} & loaded
 
 
+WITHOUT = """
+import sys
+HIDDEN = {"transformers", "accelerate", "peft", "bitsandbytes", "datasets", "pandas", "pynvml"}
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, *more):
+        return None if name.partition(".")[0] in HIDDEN else self.finder.find_spec(name, *more)
+sys.meta_path[:] = map(Without, sys.meta_path)
+import torch, fake_cuda
+layer, batch = torch.nn.Linear(1000, 1000), torch.zeros(8, 1000)
+print(fake_cuda.estimate(layer, batch, loss=torch.mean, largest=False))
+fake_cuda.forget_libraries()
+"""
+
+
+def test_it_works_where_torch_is_installed_and_nothing_of_hugging_face():
+    run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert run.stdout.rstrip() == str(estimate(*linear(), loss=torch.mean, largest=False))
+
+
 # ------------------------------------------------------------------- what is refused, in a sentence
 def on_a_card():
     with FakeTensorMode():
@@ -287,16 +308,12 @@ REFUSED = {
         {"loss": squared},
         "the model refuses a batch of .*'x'",
     ),
-    "no scalar": (linear, {}, "the loss has 8 x 1000 values and must have one"),
-    "no scalar of a function": (
-        linear,
-        {"loss": torch.square},
-        "8 x 1000 values and must have one",
-    ),
+    "no scalar": (linear, {}, "the loss has 8 x 1000 values and is no scalar"),
+    "no scalar of a function": (linear, {"loss": torch.square}, "8 x 1000 values and is no scalar"),
     "no scalar in a dictionary": (
         lambda: (Pair(1000, 10), torch.zeros(8, 1000)),
         {},
-        "the loss has 8 x 10 values",
+        "the loss has 8 x 10 values and is no scalar",
     ),
     "no tensor": (linear, {"loss": lambda _: 1.0}, "of the type float and no tensor: pass loss="),
     "no labels": (
@@ -316,12 +333,12 @@ REFUSED = {
     "optimizer of another model": (
         linear,
         {"optimizer": torch.optim.AdamW(linear()[0].parameters()), "loss": squared},
-        "was made for another model: pass its class, such as torch.optim.AdamW",
+        "^the optimizer was made for another model: pass its class, such as torch.optim.AdamW",
     ),
     "optimizer and a function": (
         lambda: (perceptron, torch.zeros(8, 784)),
         {"optimizer": torch.optim.AdamW(linear()[0].parameters()), "loss": squared},
-        "was made for another model",
+        "^the optimizer was made for another model",
     ),
     "class without arguments": (
         lambda: (torch.nn.Linear, torch.zeros(8, 10)),
@@ -333,7 +350,7 @@ REFUSED = {
     "sparse": (
         lambda: (torch.nn.ParameterList([torch.eye(3).to_sparse()]), torch.zeros(8, 10)),
         {},
-        "holds a tensor of the kind Parameter: pass a function that builds it",
+        "holds a tensor of the kind Parameter .*: pass a function that builds it",
     ),
     "unknown card": (linear, {"gpu": "T5"}, "'T5' is not a known GPU"),
 }

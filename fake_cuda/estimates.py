@@ -16,7 +16,7 @@ import torch
 from .card import Card
 from .cards import CONTEXT, GIB, gib, gpu
 from .cost import Time
-from .replay import Simulation
+from .replay import CONVOLUTIONS, Simulation
 from .steps import Refused, Steps
 
 MB = 2**20
@@ -178,7 +178,7 @@ def estimate(
         peak_reserved=found.peak_reserved,
         context=card and _context(card),
         time=found.time,
-        note=found.time.note if found.time and found.time.step_seconds else "",
+        note=_note(found, card),
         simulation=found,
     )
     if largest and card and card.memory:
@@ -208,6 +208,13 @@ def target(gpu_: str | Card) -> Card | None:
         ) from error
     card = Card.of(row.name, row.capability, row.facts, memory=row.memory)
     return dataclasses.replace(card, context=row.context or 0)
+
+
+def _note(found: Simulation, card: Card | None) -> str:
+    """What is said beside the numbers; why there is no time is said in its place."""
+    if card is None:
+        return CONVOLUTIONS if found.convolves else ""
+    return found.time.note if found.step_seconds else ""
 
 
 def _context(card: Card) -> int:

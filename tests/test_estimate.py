@@ -95,7 +95,13 @@ def test_the_peak_is_that_of_a_real_run(name):
     found = estimate(make, batch(), optimizer, loss, gpu="cpu", batch_dimension=dimension)
     assert found.peak_allocated == pytest.approx(measured(make, batch, loss, optimizer), rel=0.005)
     assert (found.fits, found.headroom, found.peak_reserved, found.largest_batch) == (None,) * 4
-    assert "on a CPU" in str(found)
+    assert "on a CPU" in str(found) and not found.note
+
+
+def test_convolutions_on_a_cpu_have_scratch_that_is_told():
+    picture = torch.zeros(4, 3, 32, 32)
+    found = estimate(torch.nn.Conv2d(3, 8, 3), picture, loss=squared, gpu="cpu")
+    assert "A CPU's convolutions take scratch" in found.note and found.note in str(found)
 
 
 # --------------------------------------------------------------------------- what an estimate tells

@@ -145,7 +145,7 @@ def rows_of_ranks(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
     """What reserved memory of one card among several is off by, and the rest after mends."""
     reserved = blind[blind["quantity"] == "reserved"]["error"]
     allocated = judged[judged["quantity"] != "reserved"]["error"].abs()
-    text = f"Of one card among several, {len(reserved)} rows of reserved memory were "
+    text = f"{len(reserved)} rows of reserved memory were "
     text += f"{percent(reserved.abs().median())} off in the median when first predicted, nine of "
     text += f"ten within {percent(reserved.abs().quantile(0.9))}, "
     text += f"{'all' if (reserved < 0).all() else 'not all'} of them too low; what is allocated is "
@@ -215,9 +215,15 @@ def words() -> str:
     lines += line("memory, after mends", judged) + line("of it, reserved memory", reserved)
     lines += line("time of a step, after mends", timed)
     lines += line("memory of one Triton kernel, after mends", triton)
-    about = [rows_of_memory(table, judged), rows_of_our_own(memory, timed_here)]
-    about += [rows_of_ranks(ranks, blind_ranks), rows_of_time(timed, blind_timed), constants()]
-    return "\n".join([lines, " ".join([*about, calculators()])]) + "\n"
+    about = {
+        "Whose rows": rows_of_memory(table, judged),
+        "Our own card": rows_of_our_own(memory, timed_here),
+        "One card of several": rows_of_ranks(ranks, blind_ranks),
+        "Time": f"{rows_of_time(timed, blind_timed)} {constants()}",
+        "Calculators": calculators(),
+    }
+    points = [f"- **{name}.** {text}" for name, text in about.items()]
+    return "\n".join([lines, *points]) + "\n"
 
 
 def rewrite(text: str) -> str:

@@ -26,7 +26,8 @@ SAME_ON_CPU = {"fp16": "use bf16=True (the same bytes)", "tf32": "leave it out"}
 COUNTS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 REFUSED = {  # what cannot be predicted: settings by how their names begin
     "deepspeed": "its kernels cannot run on fake tensors",
-    "fsdp": "one process is predicted, not several",
+    "fsdp": "one process is predicted here; for rank 0 of several ask "
+    "onegpu predict --gpus 8xA100-80GB --parallel fsdp2, or --gpus with a --script",
 }
 MODES = (None, "default")  # of torch.compile; the others' CUDA graphs or autotuning need more
 REFUSED_OPTIMIZERS = {"grokadamw": "it keeps states on the host, out of sight"}

@@ -219,6 +219,7 @@ def test_what_is_not_written_in_python_stays_away_from_the_users_files(write, tm
         ("import torch\ntorch.multiprocessing.spawn(print, nprocs=2)", "several processes"),
         ("x = 1\nx.y", "fails by itself in line 2 of train.py: `x.y`: Attrib"),
         ("import nowhere_to_be_found", "needs the module nowhere_to_be_found"),
+        ("raise ModuleNotFoundError('pack>=2')", "needs what is not installed in line 1 of"),
         ("raise ConnectionError('no route')", "needs a hub or another address"),
         ("raise ValueError('no template: see https://huggingface.co/docs')", "fails by itself"),
         ("raise SystemExit('not today')", "ended before it took an update: not today"),

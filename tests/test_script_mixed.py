@@ -1,5 +1,6 @@
 """What a card raises is raised in a script run: two places, two types, a wrong generator."""
 
+import importlib.util
 import re
 import textwrap
 
@@ -8,6 +9,9 @@ import pytest
 from fake_cuda import simulate
 from fake_cuda.scripts import Script
 
+needs_liger = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("triton", "liger_kernel"))), reason="needs Liger"
+)
 START = """
 import torch
 import torch.nn.functional as F
@@ -197,6 +201,62 @@ copied.copy_(tokens[:, 0])
 table(copied.cuda())
 table((tokens[:, 0].cpu() * 100).cuda() // 100)
 """
+
+
+LIGERS = """
+from liger_kernel.transformers import LigerCrossEntropyLoss, LigerFusedLinearCrossEntropyLoss
+fused, plain = LigerFusedLinearCrossEntropyLoss(), LigerCrossEntropyLoss()
+labels = torch.tensor([0, 7, -100, 3, -100, 1, 2, 5]).cuda()
+"""
+WITHOUT_LOOKING = {
+    "F.ctc_loss(scores, labels + 7, [9, 9], [3, 2])": "uses label 9 where there are 8 classes",
+    "F.ctc_loss(scores, labels - 3, nine, nine // 3)": "uses label -2 where there are 8 classes",
+    "F.ctc_loss(scores, labels[0] + 7, [9, 9], [1, 2])": "uses label 9 where there are 8 classes",
+    "torch.nn.CTCLoss()(scores, labels * 4, nine.cuda(), nine.cuda() // 3)": "uses label 8 where",
+}
+LIGERS_WRONG = {
+    "fused(linear.weight, there, labels - 1)": "uses label -101 where there are 8 classes",
+    "fused(linear.weight, there, labels.clamp(0) + 3)": "uses label 10 where there are 8 classes",
+}
+SCORES = """
+scores = there.expand(9, 8, 8)[:, :2].requires_grad_()
+labels, nine = torch.tensor([[1, 1, 2], [1, 2, 2]]).cuda(), torch.tensor([9, 9])
+"""
+CTC_IN_RANGE = """
+padded = torch.tensor([[1, 7, 2], [3, -1, 99]]).cuda()
+F.ctc_loss(scores, padded, [9, 9], [3, 1]), F.ctc_loss(scores, padded, nine, torch.tensor([3, 1]))
+F.ctc_loss(scores, padded, nine.cuda(), torch.tensor([3, 1]).cuda())
+F.ctc_loss(scores, padded[0], [9, 9], [1, 2]).backward()
+"""
+
+
+def _stops_beyond(script, before, wrong, says):
+    with pytest.raises(ValueError) as error:
+        script(f"{before}{wrong}\n")
+    line = (START + before).count("\n") + 1
+    place = f", in line {line} of train.py: `{wrong}`: this kernel does not look, and a card"
+    assert f"train.py {says}" in str(error.value) and place in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", WITHOUT_LOOKING)
+def test_a_label_that_ctc_loss_does_not_look_at_is_told_with_its_line(script, wrong):
+    _stops_beyond(script, SCORES, wrong, WITHOUT_LOOKING[wrong])
+
+
+def test_padding_of_ctc_loss_is_no_label(script):
+    assert script(SCORES + CTC_IN_RANGE).updates == 2
+
+
+@needs_liger
+@pytest.mark.parametrize("wrong", LIGERS_WRONG)
+def test_a_label_that_ligers_kernel_does_not_look_at_is_told_with_its_line(script, wrong):
+    _stops_beyond(script, LIGERS, wrong, LIGERS_WRONG[wrong])
+
+
+@needs_liger
+def test_labels_of_liger_in_range_stop_nothing(script):
+    body = LIGERS + "fused(linear.weight, there, labels).backward(), plain(there, labels)\n"
+    assert script(body).updates == 2
 
 
 @pytest.mark.parametrize("wrong", OUT_OF_RANGE)

@@ -456,3 +456,28 @@ def test_a_script_that_ends_where_torch_has_left_its_modes_is_told_why(run):
             _pop_mode()
             raise ValueError("in the middle")
         """)
+
+
+def test_a_module_within_another_is_moved_as_it_says_itself(run):
+    run("""
+class Metric(torch.nn.Module):  # as torchmetrics' and torch's recurrent layers
+    total = torch.zeros(1)
+    def _apply(self, fn, recurse=True):
+        self.total = fn(self.total)
+        return super()._apply(fn, recurse)
+within = torch.nn.Sequential(Metric(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+within[2].weight = within[1].weight
+within.to("cuda").half()
+assert within[0].total.is_cuda and within[0].total.dtype == torch.float16
+assert within[2].weight is within[1].weight and within[1].weight.dtype == torch.float16
+within.to_empty(device="cuda")
+assert within[2].weight is within[1].weight
+""")
+
+
+def test_a_mask_of_flex_attention_is_refused_by_name(run):
+    with pytest.raises(ValueError, match="in line .* cannot do: it uses flex attention, which"):
+        run("""
+from torch.nn.attention.flex_attention import create_block_mask
+create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cuda")
+""")

@@ -166,7 +166,8 @@ class FlexOnCPU(NotSimulated, NotImplementedError):
 
 @contextmanager
 def no_flex(here: Here) -> Iterator[None]:
-    """Flex attention trains on a card alone: its check of the device says so in our words."""
+    """Flex attention trains on a card alone: its check of the device says so in our words, and so
+    does what makes its masks, which reads values of the card."""
     check = flex_attention._validate_device
 
     def refused(query, key, value) -> None:
@@ -175,5 +176,9 @@ def no_flex(here: Here) -> Iterator[None]:
         except NotImplementedError as error:
             raise FlexOnCPU.uses(FLEX) from error
 
-    with here.replaced((flex_attention, "_validate_device", refused)):
+    def no_mask(*_, **__) -> None:
+        raise FlexOnCPU.uses(FLEX)
+
+    masks = flex_attention, "create_block_mask", no_mask
+    with here.replaced((flex_attention, "_validate_device", refused), masks):
         yield

@@ -1,6 +1,7 @@
 """What libraries do with real tensors only: move modules, copy them, guess at packed sequences."""
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -21,21 +22,39 @@ try:
 except ModuleNotFoundError:  # a loop of one's own does without it
     transformers = None
 
+_around = threading.local()  # `memo`: what the outermost call in this thread has changed so far
+
 
 def _apply(self, fn: Callable, recurse: bool = True):
-    """`nn.Module._apply` (.to, .half, .cuda) for fake parameters, which torch's own cannot swap."""
-    memo: dict[int, tuple] = {}
-    for module in self.modules() if recurse else [self]:
-        for tensors in (module._parameters, module._buffers):
-            for name, old in tensors.items():
-                if old is not None and id(old) not in memo:
-                    with torch.no_grad():
-                        new = fn(old)
-                    if new is not old and isinstance(old, torch.nn.Parameter):
-                        new = torch.nn.Parameter(new, old.requires_grad)
-                    memo[id(old)] = (new, old)
-                tensors[name] = old if old is None else memo[id(old)][0]
+    """`nn.Module._apply` (.to, .half, .cuda) for fake parameters, which torch's own cannot swap.
+
+    As torch's, it asks each child: some have an `_apply` of their own, such as recurrent layers and
+    the metrics of torchmetrics.
+    """
+    outermost = not hasattr(_around, "memo")
+    if outermost:
+        _around.memo = {}
+    try:
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+        _change(self, fn, _around.memo)
+    finally:
+        if outermost:
+            del _around.memo
     return self
+
+
+def _change(module: torch.nn.Module, fn: Callable, memo: dict[int, tuple]) -> None:
+    """Its own tensors, each once, since modules may share them."""
+    for tensors in (module._parameters, module._buffers):
+        for name, old in tensors.items():
+            if old is not None and id(old) not in memo:
+                with torch.no_grad():
+                    new = fn(old)
+                if new is not old and isinstance(old, torch.nn.Parameter):
+                    new = torch.nn.Parameter(new, old.requires_grad)
+                memo[id(old)], memo[id(new)] = (new, old), (new, new)
+            tensors[name] = old if old is None else memo[id(old)][0]
 
 
 def _deepcopy(tensor, memo: dict):

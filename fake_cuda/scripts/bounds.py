@@ -3,8 +3,10 @@
 A card stops at them with an assertion in a kernel (CUDA_KERNEL_ASSERT), and does nothing more for
 the process. Numbers are known if they come from the host, or were made from such (`values`). Where
 a value was guessed before, they may follow from the guess: then it is said, and the run goes on.
+Kernels of `ctc_loss` and of Liger's losses do not look at labels, and read other memory.
 """
 
+import sys
 import traceback
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -20,10 +22,9 @@ aten = torch.ops.aten
 INDEX = "uses index {} of a dimension with {} entries"
 LABEL = "uses label {} where there are {} classes"
 ASSERTS = "{},{}: a card stops there with a device-side assert"
-PERHAPS = (
-    "It {},{}: a card stops there with a device-side assert, unless the number follows from a "
-    "value that was guessed."
-)
+# Of kernels without an assertion (aten/src/ATen/native/cuda/LossCTC.cu, liger_kernel/ops).
+BEYOND = "{},{}: this kernel does not look, and a card computes there with other memory"
+PERHAPS = "It {}, unless the number follows from a value that was guessed."
 # As torch says it of the host (aten/src/ATen/native).
 ON_HOST = {
     INDEX: "index {} is out of bounds for dimension with size {}",
@@ -32,6 +33,7 @@ ON_HOST = {
 # Namespaces whose operations say what they write; `group` stands in for the second and third.
 TOLD = ("aten", "c10d", "_c10d_functional")
 MASKS = (torch.bool, torch.uint8)
+LIGERS = "liger_cross_entropy_kernel"  # of its losses, the fused one with the output layer too
 
 
 class Bounds(NamedTuple):
@@ -42,6 +44,7 @@ class Bounds(NamedTuple):
     least: int = 0
     words: str = INDEX
     ignored: int | None = None
+    ends: str = ASSERTS  # what a card does where one is not there
 
 
 def _rows(table, indices, *_) -> Iterator[Bounds]:
@@ -83,6 +86,19 @@ def _one_hot(labels, num_classes=-1) -> Iterator[Bounds]:
         yield Bounds(labels, num_classes, 0, LABEL)
 
 
+def _written(scores, labels, lengths, label_lengths, *_) -> Iterator[Bounds]:
+    """Of a row of labels only those within its length are read; one after the other, all are."""
+    if labels.dim() == 2:
+        if isinstance(label_lengths, torch.Tensor):
+            label_lengths = _values(label_lengths)
+        if label_lengths is None or _values(labels) is None:
+            return
+        with no_dispatch():
+            ends = torch.as_tensor(label_lengths).reshape(-1, 1)
+            labels = _values(labels)[torch.arange(labels.shape[1]) < ends]
+    yield Bounds(labels, scores.shape[-1], 0, LABEL, ends=BEYOND)
+
+
 RULES = {
     _rows: (aten.embedding, aten._embedding_bag, aten._embedding_bag_forward_only),
     _along: (aten.index_select, aten.gather, aten.scatter, aten.scatter_, aten.scatter_add)
@@ -94,6 +110,7 @@ RULES = {
     # The composite ones come whole in inference mode.
     _labels: (aten.nll_loss_forward, aten.nll_loss2d_forward, aten.nll_loss, aten.nll_loss2d)
     + (aten.nll_loss_nd, aten.cross_entropy_loss),
+    _written: (aten._ctc_loss, aten.ctc_loss),
     # Of a fake tensor it compares, where a card scatters: it is seen as a function only.
     _one_hot: (torch.nn.functional.one_hot,),
 }
@@ -107,15 +124,40 @@ def check(where, func, args: tuple, kwargs: dict, card: bool) -> None:
     if rule is None or in_backward():
         return
     for bounds in rule(*args, **kwargs):
-        wrong = _outside(bounds)
-        if wrong is not None:
-            _say(where, bounds, wrong, card)
+        _look(where, bounds, card)
+
+
+def launches(where) -> Iterator[tuple]:
+    """(owner, name, value): a kernel of Triton's that is given labels is looked at first."""
+    if "triton.runtime.jit" not in sys.modules:  # which a run with Triton has loaded
+        return
+    kind = sys.modules["triton.runtime.jit"].JITFunction
+    leave_out = kind.run
+
+    def run(kernel, *args, **options):
+        if kernel.fn.__name__ == LIGERS:
+            given = dict(zip(kernel.arg_names, args, strict=False)) | options
+            labels, classes, ignored = (given[name] for name in ("Y_ptr", "n_cols", "ignore_index"))
+            _look(where, Bounds(labels, classes, 0, LABEL, ignored, BEYOND), True)
+        return leave_out(kernel, *args, **options)
+
+    yield kind, "run", run
+
+
+def _look(where, bounds: Bounds, card: bool) -> None:
+    wrong = _outside(bounds)
+    if wrong is not None:
+        _say(where, bounds, wrong, card)
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The numbers of a tensor, where they are known."""
+    return getattr(tensor, "_known", None) if isinstance(tensor, FakeTensor) else tensor
 
 
 def _outside(bounds: Bounds) -> int | None:
     """An index that is not there."""
-    values = bounds.indices
-    values = getattr(values, "_known", None) if isinstance(values, FakeTensor) else values
+    values = _values(bounds.indices)
     if values is None or values.is_meta or not values.numel():
         return None
     with no_dispatch():
@@ -132,14 +174,14 @@ def _outside(bounds: Bounds) -> int | None:
 def _say(where, bounds: Bounds, wrong: int, card: bool) -> None:
     guessed = where.unsure or where.trace.guessed
     if not card:
-        if not guessed:
+        if not guessed and bounds.ends is ASSERTS:
             raise IndexError(ON_HOST[bounds.words].format(wrong, bounds.size))
         return
     place = stood(traceback.extract_stack())
     said = bounds.words.format(wrong, bounds.size), f" in {place}" if place else ""
     if not guessed:
-        where.stop(ASSERTS.format(*said))
-    where.note(PERHAPS.format(*said))
+        where.stop(bounds.ends.format(*said))
+    where.note(PERHAPS.format(bounds.ends.format(*said)))
 
 
 def values_before(func, written, fakes: list) -> torch.Tensor | None:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..refusals import GPU, what_it_uses
 from ..trace import FakeTensor
-from . import closures, extensions, generation, guesses
+from . import bounds, closures, extensions, generation, guesses
 from .graphs import graphs, profilers
 from .host import Where
 from .misspelt import misspelt
@@ -60,6 +60,7 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from generation.changes(run, where)
     yield from closures.changes(run, where)
     yield from extensions.found()
+    yield from bounds.launches(where)
     yield torch.utils.cpp_extension, "_join_cuda_home", _no_compiler
     yield torch.cuda, "_compile_kernel", _no_compiler  # of CUDA's source, at run time
 
@@ -109,7 +110,18 @@ def _tensors(run, where: Where, moves: Moves) -> Iterator[tuple]:
             raise Stop(PACKED.format(stood(traceback.extract_stack())))
         return pack(given, *args, **options)
 
-    pack = torch.nn.utils.rnn.pack_padded_sequence
+    def ctc_loss(scores, labels, *given):
+        """Lengths lie where the scores do: of lists, torch's C++ would read the labels' values, and
+        it brings tensors of the host there by itself."""
+        lengths, options = given[:2], given[2:]
+        if where.on_card(scores):
+            with _disable_current_modes():
+                lengths = [torch.as_tensor(of) for of in lengths]
+            lengths = map(moves.upload, lengths)
+        return ctc(scores, labels, *lengths, *options)
+
+    pack, ctc = torch.nn.utils.rnn.pack_padded_sequence, torch.ctc_loss
+    yield torch, "ctc_loss", ctc_loss
     yield torch.nn.utils.rnn, "pack_padded_sequence", packed
     yield torch.compiler, "cudagraph_mark_step_begin", lambda: None  # of compiled code
     yield torch.jit, "script", scripted

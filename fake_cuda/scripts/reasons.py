@@ -143,6 +143,8 @@ def _not_installed(end: End) -> str:
     if not isinstance(end.error, ModuleNotFoundError):
         return ""
     name = end.error.name
+    if name is None:  # a library raised it, and says in words what it asks for
+        return f"needs what is not installed{end.at}: {end.kind}"
     here = any(Path(f"{name}{ending}").exists() for ending in ("", ".py"))
     advice = ": set PYTHONPATH=. to find it in this folder" if here else ""
     return f"needs the module {name}, which is not installed{advice}"

@@ -21,8 +21,8 @@ OK, BAD_INPUT, NOTHING_FITS, INTERRUPTED, CLOSED_PIPE = 0, 2, 3, 130, 141  # exi
 
 
 # ------------------------------------------------------------------------------------ the commands
-def predict_command(options: argparse.Namespace) -> str:
-    """A prediction, as text or as JSON."""
+def predict_command(options: argparse.Namespace) -> str | tuple[str, int]:
+    """A prediction, as text or as JSON; with --must-fit a status of its own where none fits."""
     scripted = options.script or options.module
     options.ranks, options.gpu = _cards(options, bool(scripted))
     if options.code:
@@ -36,12 +36,16 @@ def predict_command(options: argparse.Namespace) -> str:
         from helpers import show
 
         show.drawn(found, found.workload).savefig(options.timeline, dpi=160)
+    if options.must_fit and found.fits is None:
+        raise ValueError("--must-fit asks whether a card holds it: name one with --gpu")
+    status = NOTHING_FITS if options.must_fit and not found.fits else OK
     if not options.json:
-        return f"{title}{found}{_about_host(options, found)}"
+        return f"{title}{found}{_about_host(options, found)}", status
     from helpers.hardware import versions
 
     facts = {name: getattr(found, name) for name in FACTS}
-    return json.dumps({"gpu": found.device} | asked | facts | {"versions": versions()}, indent=2)
+    about = {"gpu": found.device} | asked | facts | {"versions": versions()}
+    return json.dumps(about, indent=2), status
 
 
 def _about_host(options: argparse.Namespace, found) -> str:
@@ -228,6 +232,7 @@ def _predict_options(commands, both: Parser) -> None:
     add("--timeout", type=float, metavar="SECONDS", help="a script's time to take its updates")
     add("--network", action="store_true", help="let a script reach other machines")
     add("--timeline", type=picture, help="draw the last step: a .png file")
+    add("--must-fit", action="store_true", help=f"exit status {NOTHING_FITS} where it does not fit")
     _host_option(command)
     command.set_defaults(run=predict_command)
 

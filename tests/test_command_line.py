@@ -49,6 +49,18 @@ def test_text(capsys):
         assert part in out
 
 
+def test_a_status_says_whether_it_must_fit_and_does(capsys):
+    """BERT-large with one sample of 512 tokens fits a T4, with 64 it does not."""
+    large = ["predict", "--gpu", "T4", "--json", "--length", "512"]
+    for samples, wanted in ((1, 0), (64, 3)):
+        asked = [*large, f"per_device_train_batch_size={samples}"]
+        status, out, err = command(capsys, *asked, "--must-fit")
+        assert (status, err, json.loads(out)["fits"]) == (wanted, "", wanted == 0)
+    assert command(capsys, *asked)[0] == 0
+    status, out, err = command(capsys, "predict", "--size", "tiny", "--gpu", "cpu", "--must-fit")
+    assert (status, out) == (2, "") and "name one with --gpu" in err
+
+
 def test_a_cpu_has_allocated_bytes_alone(capsys):
     status, out, _ = command(capsys, "predict", "--size", "tiny", "--gpu", "cpu")
     assert status == 0 and "peak allocated" in out and "reserved" not in out

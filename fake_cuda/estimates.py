@@ -16,8 +16,9 @@ import torch
 from .card import Card
 from .cards import CONTEXT, GIB, gib, gpu
 from .cost import Time
+from .rebuilt import Refused
 from .replay import CONVOLUTIONS, Simulation
-from .steps import Refused, Steps
+from .steps import Steps
 
 MB = 2**20
 MOST_SAMPLES = 2**20  # of a batch, up to which the largest is looked for

@@ -20,6 +20,10 @@ HOST = ("cpu", "meta")
 BY_FUNCTION = "pass a function that builds it"
 
 
+class Refused(ValueError):
+    """The model, its batch or its loss do not go together. Its text is one sentence."""
+
+
 def blank(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of the same type and order of dimensions."""
     strides = tensor.stride()
@@ -31,17 +35,17 @@ def tensors_of(model: torch.nn.Module) -> dict[int, torch.Tensor]:
     """The tensors of a model by their id, also those that no module registered.
 
     Raises:
-        ValueError: one lies on a card, or is of a kind of which only its maker knows the memory.
+        Refused: one lies on a card, or is of a kind of which only its maker knows the memory.
     """
     leaves = [leaf for module in model.modules() for leaf in tree_leaves(vars(module))]
     found = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
     for tensor in found.values():
         if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
             kind = f"{type(tensor).__name__} ({tensor.layout})"
-            raise ValueError(f"the model holds a tensor of the kind {kind}: {BY_FUNCTION}")
+            raise Refused(f"the model holds a tensor of the kind {kind}: {BY_FUNCTION}")
         if tensor.device.type not in HOST:
             where = f"the model already lives on {tensor.device}"
-            raise ValueError(f"{where}: give it on the CPU or the meta device, or {BY_FUNCTION}")
+            raise Refused(f"{where}: give it on the CPU or the meta device, or {BY_FUNCTION}")
     return found
 
 
@@ -61,9 +65,7 @@ def twin(model: torch.nn.Module) -> tuple[torch.nn.Module, dict[int, torch.nn.Pa
     try:
         return copy.deepcopy(model, memo), parameters
     except Exception as error:  # of whatever a module keeps beside its tensors
-        raise ValueError(
-            f"the model cannot be copied ({first_line(error)}): {BY_FUNCTION}"
-        ) from error
+        raise Refused(f"the model cannot be copied ({first_line(error)}): {BY_FUNCTION}") from error
 
 
 def _tell_values(new: torch.Tensor, old: torch.Tensor, size: int, dimension: int) -> None:
@@ -125,14 +127,17 @@ def optimizer_of(
     """The optimizer of the model: made by a class or a function, or one like an instance.
 
     Raises:
-        ValueError: an instance has parameters that are not this model's.
+        Refused: an instance has parameters that are not this model's.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        return optimizer(model.parameters())
+        made = optimizer(model.parameters())
+        if not hasattr(made, "step"):
+            raise TypeError(f"{type(made).__name__} is no optimizer")
+        return made
     groups = []
     for group in optimizer.param_groups:
         if any(id(p) not in parameters for p in group["params"]):
-            raise ValueError(
+            raise Refused(
                 "the optimizer was made for another model: pass its class, such as "
                 f"torch.optim.{type(optimizer).__name__}, or one of this model's parameters"
             )

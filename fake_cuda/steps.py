@@ -7,7 +7,16 @@ from dataclasses import dataclass
 import torch
 
 from .card import Card
-from .rebuilt import batch_of, first_line, leaves_of, optimizer_of, samples_of, tensors_of, twin
+from .rebuilt import (
+    Refused,
+    batch_of,
+    first_line,
+    leaves_of,
+    optimizer_of,
+    samples_of,
+    tensors_of,
+    twin,
+)
 from .refusals import OUTSIDE, NotSimulated
 from .replay import Simulation
 from .simulation import simulate
@@ -18,11 +27,9 @@ REFUSES = {  # by what was being done, when something raised an error
     "model": "the model cannot be built: {}; a class takes its arguments by functools.partial",
     "forward": "the model refuses a batch of {batch}: {}",
     "loss": "the loss cannot be made of what the model returns: {}",
+    "optimizer": "the optimizer cannot be made of the model's parameters: {}",
+    "optimizer step": "the optimizer makes no plain step: {}",
 }
-
-
-class Refused(ValueError):
-    """The model, its batch or its loss do not go together. Its text is one sentence."""
 
 
 def takes_targets(loss: Callable | None) -> bool:
@@ -93,6 +100,11 @@ class Steps:
             kind = type(self.model).__name__
             raise Refused(
                 f"the model is of the type {kind}: a module, or a function that builds it"
+            )
+        if not (callable(self.optimizer) or isinstance(self.optimizer, torch.optim.Optimizer)):
+            kind = type(self.optimizer).__name__
+            raise Refused(
+                f"the optimizer is of the type {kind}: a class, such as torch.optim.AdamW"
             )
         if self.pair and not (isinstance(self.batch, list | tuple) and len(self.batch) == 2):
             raise Refused("a loss of two arguments needs a batch of two parts: (inputs, targets)")

@@ -346,6 +346,21 @@ REFUSED = {
         {"optimizer": torch.optim.AdamW(linear()[0].parameters()), "loss": squared},
         "^the optimizer was made for another model",
     ),
+    "optimizer by its name": (
+        linear,
+        {"optimizer": "adamw", "loss": squared},
+        "of the type str: a",
+    ),
+    "no optimizer": (
+        linear,
+        {"optimizer": list, "loss": squared},
+        "the optimizer cannot be made of the model's parameters: list is no optimizer",
+    ),
+    "optimizer that asks for more": (
+        linear,
+        {"optimizer": torch.optim.LBFGS, "loss": squared},
+        "the optimizer makes no plain step: .*closure",
+    ),
     "class without arguments": (
         lambda: (torch.nn.Linear, torch.zeros(8, 10)),
         {},
@@ -367,6 +382,16 @@ def test_what_is_refused_is_one_sentence(name):
     asked, options, words = REFUSED[name]
     with pytest.raises(ValueError, match=words) as caught:
         estimate(*asked(), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_cannot_be_copied_is_told():
+    model = torch.nn.Linear(10, 10)
+    model.log = (line for line in "ab")  # nobody can copy a generator
+    with pytest.raises(
+        ValueError, match="^the model cannot be copied .*: pass a function"
+    ) as caught:
+        estimate(model, torch.zeros(8, 10), loss=squared)
     assert "\n" not in str(caught.value)
 
 

@@ -61,7 +61,8 @@ def trust() -> str:
     said = (
         f"The numbers here grew from predictions of models of two and three blocks. {len(errors)} "
         "of them, drawn by chance, were predicted in full as well. This is how far the two lie "
-        "apart:"
+        f"apart; seconds are those of the {errors['seconds'].count()} that fit the card they were "
+        "drawn with, since no others are shown:"
     )
     blind = page.blind_margin()
     rest = (

@@ -181,43 +181,79 @@
 
   const pace = (asked, seconds) => twoDigits((asked.batch * asked.length) / seconds);
 
-  // The same question to every card: which one do I rent?
-  function allCards(asked) {
-    const names = ["card", "memory", "first recipe that fits", "micro-batch", "needs", "tokens/s"];
-    const head = element("tr", names.map((name) => element("th", name, { scope: "col" })));
-    const rows = index.cards.filter((card) => card.like === card.name).map((card) => {
-      const own = { ...asked, card, family: asked.model.families[card.family] };
-      const one = own.family ? recipes(own)[0] : null;
-      const cells = [gib(card.memory), own.family ? "nothing" : "not recorded here", "", "", ""];
-      if (one) {
-        const batches = `${one.microBatch} x ${one.accumulation}`;
-        const speed = one.seconds ? pace(own, one.seconds) : "unknown";
-        cells.splice(1, 4, one.name, batches, gib(one.need), speed);
-      }
-      const shown = cells.map((cell) => element("td", cell));
-      return element("tr", [element("th", card.name, { scope: "row" }), ...shown], {
-        "data-card": card.name,
-        "data-recipe": one ? one.name : "",
-      });
+  const HEAD = ["memory", "first recipe that fits", "micro-batch", "needs", "tokens/s"];
+
+  // A row of a view: the question with a model or a card of its own, answered by its first recipe.
+  function viewRow(name, size, own) {
+    const one = own.family ? recipes(own)[0] : null;
+    const cells = [size, own.family ? "nothing" : "not recorded here", "", "", ""];
+    if (one) {
+      const batches = `${one.microBatch} x ${one.accumulation}`;
+      const speed = one.seconds ? pace(own, one.seconds) : "unknown";
+      cells.splice(1, 4, one.name, batches, gib(one.need), speed);
+    }
+    const shown = cells.map((cell) => element("td", cell));
+    return element("tr", [element("th", name, { scope: "row" }), ...shown], {
+      "data-name": name,
+      "data-recipe": one ? one.name : "",
     });
-    const parts = [element("thead", head), element("tbody", rows)];
-    const table = element("div", element("table", parts, { class: "table" }), {
+  }
+
+  function view(title, label, head, rows) {
+    const names = element("tr", head.map((name) => element("th", name, { scope: "col" })));
+    const body = element("tbody", rows);
+    const table = element("div", element("table", [element("thead", names), body], { class: "table" }), {
       class: "fit-cards",
       tabindex: "0",
       role: "region",
-      "aria-label": "The first recipe that fits, on every card",
+      "aria-label": label,
     });
-    return element("details", [element("summary", "Every card"), table]);
+    return element("details", [element("summary", title), table]);
+  }
+
+  // The same question to every card: which one do I rent?
+  function allCards(asked) {
+    const rows = index.cards.filter((card) => card.like === card.name).map((card) => {
+      const own = { ...asked, card, family: asked.model.families[card.family] };
+      return viewRow(card.name, gib(card.memory), own);
+    });
+    const label = "The first recipe that fits, on every card";
+    return view("Every card", label, ["card", ...HEAD], rows);
+  }
+
+  // The same question for every model: what can I train on this card? Its files come when opened.
+  function allModels(asked) {
+    const label = "The first recipe that fits, for every model";
+    const head = ["model", "parameters", ...HEAD.slice(1)];
+    const found = view("Every model", label, head, []);
+    const rows = found.querySelector("tbody");
+    const fetched = async () => {
+      for (const name of index.models) {
+        try {
+          const model = await read(name);
+          const own = { ...asked, model, family: model.families[asked.card.family] };
+          rows.append(viewRow(name, twoDigits(model.parameters / 1e9) + " billion", own));
+        } catch (error) {
+          const cells = [element("th", name, { scope: "row" }), element("td", error.message)];
+          rows.append(element("tr", cells));
+        }
+      }
+    };
+    found.addEventListener("toggle", fetched, { once: true });
+    return found;
   }
 
   function command(asked) {
     const card = `"${asked.card.name}"`;
-    return `onegpu fit ${asked.model.model} --gpu ${card} --length ${asked.length} --batch ${asked.batch}`;
+    return `onegpu fit --model ${asked.model.model} --gpu ${card} --length ${asked.length} --batch ${asked.batch}`;
   }
 
   function show(asked) {
     place.replaceChildren();
-    const whole = ["The whole search on your machine: ", element("code", command(asked)), "."];
+    const left = asked.family ? asked.family.left_out : 0;
+    const rest = left ? `${left} of the planner's recipes are not recorded for this card. ` : "";
+    const search = ["The whole search on your machine: ", element("code", command(asked)), "."];
+    const whole = [rest, ...search].filter(Boolean);
     if (asked.length > (asked.model.positions || Infinity)) {
       const most = count(asked.model.positions);
       state.textContent = `${asked.model.model} knows ${most} positions: choose fewer tokens.`;
@@ -232,7 +268,7 @@
     if (found.length) {
       const some = found.length === 1 ? "One recipe fits" : `${found.length} recipes fit`;
       state.replaceChildren(`${about}: ${some}, least change first. `, ...whole);
-      place.append(allCards(asked), ...found.map((one) => shown(asked, one, true)));
+      place.append(allCards(asked), allModels(asked), ...found.map((one) => shown(asked, one, true)));
       return;
     }
     const miss = nearestMiss(asked);
@@ -244,7 +280,7 @@
     const remedy = small ? `it would fit on ${small.name}` : "no known card of its kind holds it";
     const words = `${about}: nothing fits. The nearest miss needs ${gib(miss.need)}: ${remedy}. `;
     state.replaceChildren(words, ...whole);
-    place.append(allCards(asked), shown(asked, miss, false));
+    place.append(allCards(asked), allModels(asked), shown(asked, miss, false));
   }
 
   // ------------------------------------------------------------------------ the question

@@ -5,6 +5,11 @@ mode logs when each storage is born and when it dies; replayed through a model o
 allocator, the log gives the peak and what it is made of. Fake tensors claim to live on the CPU, so
 the choices that CUDA makes differently are put in by hand (`choices`), each with its source.
 
+    import fake_cuda
+    print(fake_cuda.estimate(model, batch, torch.optim.AdamW, gpu="T4"))  # README.md has an example
+
+`estimate` makes the plain loop of what it is given; any other run is simulated as it is:
+
     from fake_cuda import simulate
     found = simulate(run, (8, 0))  # `run` builds its model on the CPU and takes two optimizer steps
     found.peak_allocated, found.peak_reserved, found.by_category
@@ -33,6 +38,7 @@ logging.getLogger("DeepSpeed").addFilter(lambda record: "accelerator to CPU" not
 HOMES = {  # the public names of each module
     "allocator": "Allocator MiB",
     "card": "Card",
+    "estimates": "StepEstimate estimate",
     "logs": "read_log",
     "refusals": "NotSimulated",
     "simulation": "Simulation simulate",

@@ -11,6 +11,10 @@ from . import cost
 from .allocator import Allocator
 from .trace import CATEGORIES, EMPTY_CACHE, HOST
 
+# oneDNN lays inputs, weights and results out anew for its kernels (its developer guide, "Memory
+# Format Propagation"), and other kernels unfold their input (aten/src/ATen/native/im2col.h).
+CONVOLUTIONS = "A CPU's convolutions take scratch of their own, which is not counted."
+
 
 class Entry(NamedTuple):
     """A tensor is born or dies, or the cache is emptied.

@@ -10,9 +10,15 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from .here import Here, OwnHere
+
+try:
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    SHARED = (PartialState, AcceleratorState, GradientState)
+except ModuleNotFoundError:  # a loop of one's own does without it
+    SHARED = ()
 
 
 def _manager_of_bitsandbytes() -> type | None:
@@ -26,8 +32,9 @@ def _manager_of_bitsandbytes() -> type | None:
 
 def forget_libraries() -> None:
     """Clear Accelerate's device and precision, and what bitsandbytes was told of parameters."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    if SHARED:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
     if manager := _manager_of_bitsandbytes():
         manager.get_instance().initialize()
 
@@ -77,7 +84,7 @@ def undisturbed(here: Here) -> Iterator[None]:
     python, numpy, dtype = random.getstate(), np.random.get_state(), torch.get_default_dtype()
     with ExitStack() as stack:
         stack.enter_context(python_evaluates())
-        for kind in (PartialState, AcceleratorState, GradientState):
+        for kind in SHARED:
             own = OwnHere(here, {}, kind._shared_state)
             stack.enter_context(patch.object(kind, "_shared_state", own))
         # TrainingArguments(torch_compile=True) tells Accelerate so by the environment.

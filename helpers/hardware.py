@@ -1,109 +1,26 @@
 """What this machine can do, and the facts of a card from `data/gpus.csv`."""
 
-import difflib
 import importlib.metadata
 import platform
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-import pandas as pd
 import psutil
 import pynvml
 import torch
 
-GIB = 2**30
+from fake_cuda.cards import GIB, GPU, cards, data_file, gib, gpu, suggest
+
+__all__ = ["FEATURES", "GIB", "GPU", "Hardware", "cards", "data_file", "describe", "device", "gib"]
+__all__ += ["gpu", "suggest", "supports", "this_gpu", "versions"]
 # Lowest compute capability with hardware for each feature (CUDA C++ Programming Guide, "Compute
 # Capabilities"). A T4 (7.5) computes bf16 by emulation, which is slow: that is not support.
 FEATURES = dict(fp16=(7, 0), bf16=(8, 0), tf32=(8, 0), fp8=(8, 9), flash_attention=(8, 0))
 # The driver keeps some of a card's memory for itself, so a card tells a few percent less than its
 # data sheet; the sizes in which one card is sold (40 and 80 GiB, say) are far further apart.
 MEMORY_TOLERANCE = 0.05
-
-
-def gib(n: float | None) -> str:
-    """Bytes as text: GiB (2**30), MiB (2**20) below a tenth of a GiB, KiB below a tenth of a MiB.
-
-    Two decimals from 1 GiB on, three digits below; "-" for None.
-    """
-    if n is None:
-        return "-"
-    if round(abs(n) / GIB, 3) >= 1:
-        return f"{n / GIB:,.2f} GiB"
-    units = {"GiB": GIB, "MiB": 2**20, "KiB": 2**10}
-    unit = next((unit for unit, size in units.items() if abs(n) >= size / 10), "MiB")
-    return f"{n / units[unit]:#.3g}".rstrip(".") + f" {unit}" if n else "0 MiB"
-
-
-def suggest(word, choices, what: str) -> str:
-    """One sentence for an unknown `word`: the nearest of `choices`, or all of them."""
-    names = {str(choice).lower(): choice for choice in choices}
-    word_ = str(word).lower()
-    near = [n for n in names if n.startswith(word_)] or difflib.get_close_matches(word_, names, n=1)
-    hint = f"did you mean {names[near[0]]!r}?" if near else f"choose from {', '.join(choices)}"
-    return f"{word!r} is not a known {what}: {hint}"
-
-
-def data_file(*parts: str) -> Path:
-    """A path below the course's `data/` folder, found by looking upward from the working folder."""
-    folders = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[1]]
-    root = next((f / "data" for f in folders if (f / "data" / "gpus.csv").is_file()), None)
-    if root is None:
-        raise FileNotFoundError(
-            "data/gpus.csv was not found in this folder or any above it: "
-            "start from inside a clone of the course repository."
-        )
-    return root.joinpath(*parts)
-
-
-@dataclass(frozen=True)
-class GPU:
-    """A card. Memory in bytes as the driver reports it; what `data/gpus.csv` leaves open is None.
-
-    `context` is what the CUDA context takes before the first tensor, where somebody measured it.
-    `facts` holds the other columns: rates in TFLOPS without sparsity, bandwidth in GB/s, a source.
-    """
-
-    name: str
-    memory: int
-    capability: tuple[int, int]
-    context: int | None = None
-    facts: dict = field(default_factory=dict)
-
-
-def cards() -> dict[str, GPU]:
-    """The cards of `data/gpus.csv`, by name."""
-    table, cards = pd.read_csv(data_file("gpus.csv"), dtype={"compute_capability": str}), {}
-    for row in table.to_dict("records"):
-        row = {key: None if pd.isna(value) else value for key, value in row.items()}
-        name, memory = row.pop("name"), int(row.pop("memory_mib") * 2**20)
-        context = row.pop("cuda_context_mib")
-        capability = tuple(int(n) for n in row.pop("compute_capability").split("."))
-        cards[name] = GPU(name, memory, capability, context and int(context * 2**20), row)
-    return cards
-
-
-def gpu(name: str) -> GPU:
-    """The facts of a card in `data/gpus.csv`.
-
-    Raises:
-        ValueError: no card has this name; the message has the nearest one, or all of them.
-
-    Example:
-        >>> gib(gpu("T4").memory)
-        '15.00 GiB'
-    """
-    known = cards()
-    for card in known.values():
-        if card.name.lower() == str(name).lower():
-            return card
-    message, listed, _ = suggest(name, known, "GPU").partition("choose from ")
-    if listed:
-        names = (n if card.facts["fp16_tflops"] else f"{n}*" for n, card in known.items())
-        listed += f"{', '.join(names)} (* rates unknown: bytes, but no times)"
-    raise ValueError(message + listed)
 
 
 def this_gpu() -> GPU:

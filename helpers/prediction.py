@@ -13,7 +13,9 @@ from typing import NamedTuple
 import torch
 
 from fake_cuda import Card, Simulation, simulate
+from fake_cuda.cards import CONTEXT
 from fake_cuda.cost import Timed
+from fake_cuda.replay import CONVOLUTIONS
 from fake_cuda.scripts import Script
 
 from . import hardware
@@ -23,13 +25,6 @@ from .memory import spare_what_is_loaded
 from .runs import compare
 from .settings import arguments_for_two_steps, liger_note, todays
 from .workloads import Workload
-
-# Half a GiB stands in for a CUDA context that nobody measured: the low end of the 0.5 to 2 GiB in
-# Bekman, Machine Learning Engineering, "Anatomy of model's memory usage".
-CONTEXT = 2**29
-# oneDNN lays inputs, weights and results out anew for its kernels (its developer guide, "Memory
-# Format Propagation"), and other kernels unfold their input (aten/src/ATen/native/im2col.h).
-CONVOLUTIONS = "A CPU's convolutions take scratch of their own, which is not counted."
 
 
 @dataclass(kw_only=True)

@@ -295,6 +295,6 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # of `| head`; else Python flushes once more, and complains
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT

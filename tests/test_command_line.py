@@ -49,6 +49,12 @@ def test_text(capsys):
         assert part in out
 
 
+def test_a_library_of_another_version_is_one_sentence(capsys, monkeypatch):
+    said = "peft 0.18.1 is here, and the course needs <1,>=0.21: make install"
+    monkeypatch.setattr("planner.command.report_command", Mock(side_effect=ImportError(said)))
+    assert command(capsys, "report") == (2, "", f"error: {said}\n")
+
+
 def test_a_status_says_whether_it_must_fit_and_does(capsys):
     """BERT-large with one sample of 512 tokens fits a T4, with 64 it does not."""
     large = ["predict", "--gpu", "T4", "--json", "--length", "512"]

@@ -2,15 +2,12 @@
 
 The log of a twin with one block more has, in each phase, one piece more: what the block does
 there. That piece is found, and put in as often as the model has blocks more; who dies in a copy is
-told by where it was born, which moves on from copy to copy by the same stride. Sizes are affine in
-the tokens of a micro-batch, so two lengths tell all others. The grown log is replayed through the
-allocator's model like any other.
+told by where it was born, which moves on from copy to copy by the same stride. Sizes are found by
+`laws`. The grown log is replayed through the allocator's model like any other.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from fake_cuda.replay import Events
 from fake_cuda.trace import EMPTY_CACHE, HOST
@@ -250,16 +247,3 @@ def grown(plan: list[list[tuple]], kinds: Sequence[str], sizes: Sequence[int]) -
                     raise NotAlike("something dies that is not there")
                 events.append(~born.pop(told))
     return Events(events, new_kinds, new_sizes, 0)
-
-
-def sizes_at(short: Events, long: Events, tokens: tuple[int, int], asked: int) -> np.ndarray:
-    """The sizes of a twin's storages with so many tokens, from those with two numbers of them.
-
-    Raises:
-        NotAlike: the two logs differ by more than sizes.
-    """
-    if list(short.events) != list(long.events):
-        raise NotAlike("with more tokens more happens")
-    low, high = (np.array(seen.sizes, dtype=np.float64) for seen in (short, long))
-    step = (asked - tokens[0]) / (tokens[1] - tokens[0])
-    return np.maximum(0, np.rint(low + (high - low) * step)).astype(np.int64)

@@ -7,11 +7,11 @@ factor of the range. Two depths tell all others, as for the planner's own estima
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from evidence.atlas.growth import NotAlike, cuts
+from evidence.atlas.laws import Point, Seeds
 from evidence.atlas.twins import DEEP, Seen
 from fake_cuda import Card, cost
 from fake_cuda.constants import CONSTANTS, HOST_SECONDS
@@ -33,53 +33,28 @@ FACTORS = np.array(
 )
 
 
-class Point(NamedTuple):
-    """A micro-batch: tokens of a sample, and samples."""
-
-    length: int
-    micro_batch: int
-
-    @property
-    def tokens(self) -> int:
-        return self.length * self.micro_batch
-
-
-class Pair(NamedTuple):
-    """What two twins of the same depth saw, with two lengths of a sample."""
-
-    near: Point
-    far: Point
-
-
-def _between(low: float, high: float, pair: Pair, tokens: int) -> float:
-    step = (tokens - pair.near.tokens) / (pair.far.tokens - pair.near.tokens)
-    return low + (high - low) * step
-
-
-def operation_at(low: Operation, high: Operation, pair: Pair, point: Point) -> Operation:
-    """An operation with another micro-batch: all its sides are affine in the tokens, and attention
-    grows with the square of the length.
+def operation_at(three: Sequence[Operation], seeds: Seeds, point: Point) -> Operation:
+    """An operation with another micro-batch: fused attention grows with the square of the length,
+    all else as the three tell.
 
     Raises:
         NotAlike: they are not the same operation.
     """
-    if (low.kind, low.issued, len(low.work)) != (high.kind, high.issued, len(high.work)):
+    if len({(op.kind, op.issued, len(op.work)) for op in three}) > 1:
         raise NotAlike("with more tokens other operations happen")
-
-    def at(a: float, b: float) -> float:
-        return _between(a, b, pair, point.tokens)
-
-    work = low.work
-    if isinstance(work, Attention):
-        square = pair.near.micro_batch * pair.near.length**2
-        flops = work.flops * point.micro_batch * point.length**2 / square
-        work = work._replace(flops=flops)
+    low = three[0]
+    if isinstance(low.work, Attention):
+        square = seeds.near.micro_batch * seeds.near.length**2
+        flops = low.work.flops * point.micro_batch * point.length**2 / square
+        work = low.work._replace(flops=flops)
     else:
         work = tuple(
-            a._replace(**{side: at(getattr(a, side), getattr(b, side)) for side in SIDES})
-            for a, b in zip(work, high.work, strict=True)
+            own[0]._replace(
+                **{side: seeds.at(point, *(getattr(p, side) for p in own)) for side in SIDES}
+            )
+            for own in zip(*(op.work for op in three), strict=True)
         )
-    return low._replace(work=work, moved=max(0, round(at(low.moved, high.moved))))
+    return low._replace(work=work, moved=round(seeds.at(point, *(op.moved for op in three))))
 
 
 SIDES = ("batch", "rows", "columns", "inner")
@@ -94,22 +69,27 @@ class Pace:
         shallow: a twin with few blocks and the shorter sample.
         near: the deeper twin with that sample.
         far: the deeper twin with the longer one.
-        pair: the two micro-batches.
+        wide: the deeper twin with more samples.
+        seeds: the three micro-batches.
         cards: with the rates of all of them.
     """
 
     shallow: Seen
     near: Seen
     far: Seen
-    pair: Pair
+    wide: Seen
+    seeds: Seeds
     cards: Sequence[Card]
 
     def __post_init__(self):
-        if len(self.near.operations) != len(self.far.operations):
+        if len({len(seen.operations) for seen in self._deep()}) > 1:
             raise NotAlike("with more tokens other operations happen")
         self.kernels = [Kernels(card) for card in self.cards]
         self.known: dict = {}
         self.mates = self._mates()
+
+    def _deep(self) -> tuple[Seen, Seen, Seen]:
+        return self.near, self.far, self.wide
 
     def _mates(self) -> list[tuple[int, bool]]:
         """Of each operation of the deeper twin the number of what does the same in the shallower,
@@ -156,13 +136,15 @@ class Pace:
         step = cost._Step([], self.near.phases, self.cards[0], HOST_SECONDS, CONSTANTS)
         rows, seconds = [], []
         found: dict = {}
-        twins = zip(self.near.operations, self.far.operations, strict=True)
-        for k, (low, high) in enumerate(twins):
+        twins = zip(*(seen.operations for seen in self._deep()), strict=True)
+        for k, three in enumerate(twins):
+            low = three[0]
             own = self.shallow.operations[self.mates[k][0]]
-            programs = self.near.programs[k], self.far.programs[k]
-            key = low[2:], high[2:], _of_all(low, self.near.phases) and own[2:], programs
+            programs = tuple(seen.programs[k] for seen in self._deep())
+            of_all = _of_all(low, self.near.phases) and own[2:]
+            key = tuple(op[2:] for op in three), of_all, programs
             if key not in found:
-                found[key] = self._row(low, high, own, programs, points, blocks, step)
+                found[key] = self._row(three, own, programs, points, blocks, step)
             row, needed = found[key]
             rows.append((_part(low, self.near.phases), *row))
             seconds.append(needed)
@@ -170,19 +152,20 @@ class Pace:
         size = len(points), len(self.cards)
         return _run([rows[k] for k in order], [seconds[k] for k in order], size)
 
-    def _programs(self, near: int | None, far: int | None, tokens: int) -> int | None:
+    def _programs(self, three: tuple[int | None, ...], point: Point) -> int | None:
         """Of how many programs a Triton kernel is; None where they are as many as a card wants."""
-        if near is None or near >= ENOUGH or far == near:
+        if three[0] is None or three[0] >= ENOUGH or three[1] == three[0]:
             return None
-        return max(1, round(_between(near, far, self.pair, tokens)))
+        return max(1, round(self.seeds.at(point, *three)))
 
-    def _row(self, low, high, own, programs, points, blocks, step) -> tuple:
+    def _row(self, three, own, programs, points, blocks, step) -> tuple:
         """The kind of limit and the host's seconds of an operation, and the cards' seconds."""
-        ops = [operation_at(low, high, self.pair, point) for point in points]
+        low = three[0]
+        ops = [operation_at(three, self.seeds, point) for point in points]
         row = step.row(ops[0], HOST_SECONDS)
         if row.kind in ("", "wait"):
             return (row.kind, row.issue), None
-        few = [self._programs(*programs, point.tokens) for point in points]
+        few = [self._programs(programs, point) for point in points]
         needed = np.stack([self._seconds(op, n) for op, n in zip(ops, few, strict=True)])
         issue = row.issue
         if _of_all(low, self.near.phases):  # it grows with the number of parameters

@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from evidence.atlas import table
-from evidence.atlas.points import FAMILIES, LENGTHS, MICRO_BATCHES, MiB
+from evidence.atlas.points import FAMILIES, FULL, LENGTHS, MICRO_BATCHES, MiB
 from fake_cuda import cost
 from helpers.hardware import supports, versions
 from helpers.prediction import CONTEXT
@@ -72,7 +72,7 @@ def named_cards() -> list[Named]:
                 (card.context or CONTEXT) / MiB,
                 family_of(card.capability),
                 card.name,
-                bool(card.facts["bf16_tflops"]),
+                bool(card.facts["bf16_tflops"] or card.facts["fp16_tflops"]),
                 "bf16" if supports("bf16", card) else "fp16",
             )
         )
@@ -133,6 +133,7 @@ def of_model(model: str) -> dict:
         offered = {t for way in question.ways() for t in way.techniques} & {LIGER, CHUNKED_LOSS}
         families[family] = {
             "spares": next((technique.name for technique in offered), ""),
+            "left_out": sum(points.get("why", FULL) != FULL for points in recipes.values()),
             "recipes": {
                 name: about(question, Plan.named(name)) | points
                 for name, points in recipes.items()

@@ -1,18 +1,20 @@
 """One recipe of one model for a family of cards: bytes and seconds of all micro-batches.
 
-Three twins are simulated, of two and of three blocks, and of three with twice the tokens. Their
-logs grow to the whole model's and to any micro-batch (`growth`), and are replayed; their
-operations grow alike (`pace`).
+Four twins are simulated: of two and of three blocks, and of three with twice the length and with
+twice the samples. Their logs grow to the whole model's (`growth`) and to any micro-batch (`laws`),
+and are replayed; their operations grow alike (`pace`).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from evidence.atlas.growth import Growth, NotAlike, grown, sizes_at
-from evidence.atlas.pace import CLIP, ONCE, PASSES, Pace, Pair, Point
-from evidence.atlas.twins import DEEP, SHALLOW, Seen, seen
+from evidence.atlas.growth import Growth, NotAlike, grown
+from evidence.atlas.laws import Point, Seeds, sizes_at
+from evidence.atlas.pace import CLIP, ONCE, PASSES, Pace
+from evidence.atlas.twins import DEEP, SHALLOW, Seen, collated_like, seen
 from fake_cuda import Card, NotSimulated, Simulation
 from fake_cuda.replay import replay
 from helpers.hardware import GIB, GPU, cards
@@ -22,9 +24,10 @@ from planner.techniques import Plan
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 TOKENS = 65536  # of a micro-batch, at most
+FULL = "no card has as much"
 MOST = 190 * GIB  # no known card has as much
 # With one sample some tensors are laid out in a line that are not with more: two tell of more.
-PAIR = Pair(Point(512, 2), Point(1024, 2))
+SEEDS = Seeds.of(512, 2)
 MiB = 2**20
 BEGINNING = 8  # events of a backward pass until the gradient of a loss is added
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
@@ -41,20 +44,39 @@ class Family(NamedTuple):
         known = sorted(cards().values(), key=lambda card: card.memory)
         return [card for card in known if card.capability[0] in self.majors]
 
+    def most(self) -> int:
+        """Bytes beyond which nobody asks: twice the largest card."""
+        return min(MOST, 2 * self.cards()[-1].memory)
 
-FAMILIES = {"ampere": Family("A100-80GB", (8, 12)), "hopper": Family("H100", (9, 10))}
+
+FAMILIES = {
+    "ampere": Family("A100-80GB", (8, 12)),
+    "hopper": Family("H100", (9, 10)),
+    "turing": Family("T4", (7,)),
+}
 
 
-def all_points() -> list[Point]:
-    """Every micro-batch that is asked."""
-    found = [Point(length, n) for length in LENGTHS for n in MICRO_BATCHES]
+def longest(model: str) -> int:
+    """The longest sample that is asked of a model."""
+    config = ask(model, FAMILIES["ampere"].card, length=LENGTHS[0], batch=1).workload.config
+    positions = getattr(config, "max_position_embeddings", None) or LENGTHS[-1]
+    return max(length for length in LENGTHS if length <= positions)
+
+
+def all_points(model: str) -> list[Point]:
+    """Every micro-batch that is asked of a model."""
+    most = longest(model)
+    found = [Point(length, n) for length in LENGTHS if length <= most for n in MICRO_BATCHES]
     return [point for point in found if point.tokens <= TOKENS]
 
 
 def timed_cards(family: Family) -> list[Card]:
-    """Those whose rates are known."""
+    """Those whose rates are known; before Ampere a recipe is in fp16, for which bf16 stands."""
     known = [Card.of(gpu.name, gpu.capability, gpu.facts) for gpu in family.cards()]
-    return [card for card in known if card.sms and card.bandwidth and card.rates.get("bf16")]
+    known = [card for card in known if card.sms and card.bandwidth and card.rates.get("fp16")]
+    if min(family.majors) < 8:
+        known = [replace(card, rates=card.rates | {"bf16": card.rates["fp16"]}) for card in known]
+    return [card for card in known if card.rates.get("bf16")]
 
 
 class Amount(NamedTuple):
@@ -99,7 +121,10 @@ def several(found: Simulation, adapters: bool, tied: bool) -> Amount:
     more = int(total.max() - before)
     at_peak = dict(zip(names, bytes_[total.argmax()].tolist(), strict=True))
     parts = [at_peak[name] for name in CATEGORIES]
-    return Amount(found.peak_allocated + more, found.peak_reserved + more, parts)
+    allocated = found.peak_allocated + more
+    # The timeline is the last step's. Where the first one needs more, that is a passing thing.
+    parts[CATEGORIES.index("temporaries")] += allocated - sum(parts)
+    return Amount(allocated, found.peak_reserved + more, parts)
 
 
 class Twins(NamedTuple):
@@ -108,33 +133,33 @@ class Twins(NamedTuple):
     shallow: Seen
     near: Seen
     far: Seen
+    wide: Seen
 
     @classmethod
-    def of(cls, question: Question, plan: Plan) -> "Twins":
-        near, far = PAIR.near.length, PAIR.far.length
-        return cls(
-            seen(question, plan, near, SHALLOW),
-            seen(question, plan, near, DEEP),
-            seen(question, plan, far, DEEP),
-        )
+    def of(cls, model: str, card: str, plan: Plan) -> "Twins":
+        asked = [ask(model, card, length=n, batch=batch) for n, batch in SEEDS]
+        pairs = list(zip(asked, SEEDS, strict=True))
+        near, far, wide = (seen(question, plan, at.length, DEEP) for question, at in pairs)
+        shallow = seen(asked[0], plan, SEEDS.near.length, SHALLOW)
+        return cls(shallow, near, far, collated_like(wide, near))
 
 
-def sizes(twins: Twins, question: Question, points: Sequence[Point], plan: Plan) -> dict:
-    """Of each number of tokens, as long as some card has as much, the bytes of a step of one
-    micro-batch and of several, None where there is one alone."""
+def sizes(twins: Twins, question: Question, points: Sequence[Point], plan: Plan, most: int) -> dict:
+    """Of each point that needs at most so many bytes, those of a step of one micro-batch and of
+    several, None where there is one alone."""
     config = question.workload.config
     growth = Growth(twins.shallow.events, twins.near.events)
     whole = growth.plan(config.num_hidden_layers - DEEP)
     tied = bool(config.tie_word_embeddings)
-    tokens, found = (PAIR.near.tokens, PAIR.far.tokens), {}
-    for asked in sorted({point.tokens for point in points}):
-        of = sizes_at(twins.near.events, twins.far.events, tokens, asked)
+    three, found = [seen.events for seen in (twins.near, twins.far, twins.wide)], {}
+    for point in points:
+        of = sizes_at(SEEDS, three, point)
         simulated, _ = replay(grown(whole, twins.near.events.kinds, of), True)
-        if simulated.peak_reserved > MOST:
-            break
+        if simulated.peak_reserved > most:
+            continue
         again = several(simulated, plan.kind.adapters, tied) if plan.kind.accumulates else None
         gradients = simulated.peak_by_category["gradients"]
-        found[asked] = single(simulated), again, gradients
+        found[point] = single(simulated), again, gradients
     return found
 
 
@@ -170,7 +195,7 @@ def point_rows(amounts: dict, points: Sequence[Point]) -> list[list[int]]:
     micro-batch, and where there can be several of such a step."""
     rows = []
     for point in points:
-        one, more, _ = amounts[point.tokens]
+        one, more, _ = amounts[point]
         row = [point.length, point.micro_batch]
         for amount in filter(None, (one, more)):
             parts = amount.allocated, amount.reserved, *amount.by_category
@@ -181,20 +206,20 @@ def point_rows(amounts: dict, points: Sequence[Point]) -> list[list[int]]:
 
 def recipe(model: str, family: str, name: str) -> dict:
     """All that the atlas has of a recipe; {"why": a sentence} where it can have nothing."""
-    cards_of_it = FAMILIES[family]
-    question = ask(model, cards_of_it.card, length=PAIR.near.length, batch=PAIR.near.micro_batch)
+    cards_of_it, most = FAMILIES[family], FAMILIES[family].most()
+    question = ask(model, cards_of_it.card, length=SEEDS.near.length, batch=SEEDS.near.micro_batch)
     plan, blocks = Plan.named(name), question.workload.config.num_hidden_layers
-    if question.need(plan.kind.least * question.workload.parameters()) > MOST:
-        return {"why": "no card has as much"}
-    points = all_points()
+    if question.need(plan.kind.least * question.workload.parameters()) > most:
+        return {"why": FULL}
+    points = all_points(model)
     try:
-        twins = Twins.of(question, plan)
-        amounts = sizes(twins, question, points, plan)
-        points = [point for point in points if point.tokens in amounts]
+        twins = Twins.of(model, cards_of_it.card, plan)
+        amounts = sizes(twins, question, points, plan, most)
+        points = [point for point in points if point in amounts]
         if not points:
-            return {"why": "no card has as much"}
-        pace = Pace(*twins, PAIR, timed_cards(cards_of_it))
-        gradients = amounts[points[0].tokens][2]
+            return {"why": FULL}
+        pace = Pace(*twins, SEEDS, timed_cards(cards_of_it))
+        gradients = amounts[points[0]][2]
         seconds = paces(pace, blocks, points, plan, gradients)
     except (NotAlike, NotSimulated) as error:
         return {"why": str(error)}

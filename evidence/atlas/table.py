@@ -71,11 +71,11 @@ def to_make(asked: list[str], again: bool = False) -> list[Job]:
 
 def offered(model: str, family: str, plan) -> bool:
     """Whether the planner tries a recipe for this model on such cards, whatever the length."""
-    from evidence.atlas.points import FAMILIES, LENGTHS
+    from evidence.atlas.points import FAMILIES, longest
     from planner.question import ask
 
     card = FAMILIES[family].card
-    question = _asked.get((model, family)) or ask(model, card, length=max(LENGTHS), batch=64)
+    question = _asked.get((model, family)) or ask(model, card, length=longest(model), batch=64)
     _asked[model, family] = question
     return plan.way in question.ways() and plan.kind.possible(question.precision)
 

@@ -6,10 +6,12 @@ from unittest import mock
 from fake_cuda import cost, simulation
 from fake_cuda.operations import Work
 from fake_cuda.replay import Events
+from fake_cuda.trace import EMPTY_CACHE
 from planner.predictions import Predictions
 from planner.question import Question
 from planner.techniques import Plan
 
+BETWEEN = "between steps"
 SHALLOW, DEEP = 2, 3  # blocks: of one alone, what is the first's and the last's is not told apart
 
 
@@ -64,4 +66,41 @@ def seen(question: Question, plan: Plan, length: int, blocks: int) -> Seen:
     ):
         predictions.predict(plan, question.batch, layers=tuple(kinds[:blocks]), length=length)
     operations, phases = steps[-1]
-    return Seen(events[-1], operations, phases, [launched.get(id(op)) for op in operations])
+    programs = [launched.get(id(op)) for op in operations]
+    return Seen(_without_collation(events[-1]), operations, phases, programs)
+
+
+def collated_like(seen: Seen, other: Seen) -> Seen:
+    """With the operations between steps of another twin: those of each sample are left out."""
+    pairs = zip(seen.operations, seen.programs, strict=True)
+    found = [pair for pair in pairs if seen.phases[pair[0].phase] != BETWEEN]
+    for at, pair in enumerate(zip(other.operations, other.programs, strict=True)):
+        if other.phases[pair[0].phase] == BETWEEN:
+            found.insert(at, pair)
+    operations, programs = (list(column) for column in zip(*found, strict=True))
+    return seen._replace(operations=operations, programs=programs)
+
+
+def _without_collation(seen: Events) -> Events:
+    """A log without what is born and gone before the first step and between two: there each sample
+    of a micro-batch takes a few bytes of its own, so that more samples would be more events."""
+    phases: dict[int, int] = {}  # of each storage the phase of its birth
+    gone, phase, between = set(), 0, True
+    for event in seen.events:
+        if isinstance(event, str):
+            if event != EMPTY_CACHE:
+                phase, between = phase + 1, event == BETWEEN
+        elif event >= 0:
+            phases[event] = phase
+        elif between and phases.get(~event) == phase:
+            gone.add(~event)
+    kept = [i for i in range(len(seen.sizes)) if i not in gone]
+    number = {i: k for k, i in enumerate(kept)}
+    events = []
+    for event in seen.events:
+        if isinstance(event, str):
+            events.append(event)
+        elif max(event, ~event) in number:
+            events.append(number[event] if event >= 0 else ~number[~event])
+    kinds, sizes = [seen.kinds[i] for i in kept], [seen.sizes[i] for i in kept]
+    return Events(events, kinds, sizes, 0)

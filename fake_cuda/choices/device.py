@@ -4,16 +4,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from transformers import trainer
 
 from ..trace import HOST, Trace
+
+try:
+    from transformers import trainer
+except ModuleNotFoundError:  # a loop of one's own does without it
+    trainer = None
 
 
 @contextmanager
 def caches(trace: Trace) -> Iterator[None]:
     """The allocator's cache is emptied, the host waits for the card."""
     with trace.here.replaced(
-        (trainer, "clear_device_cache", trace.empty_cache),
+        *([(trainer, "clear_device_cache", trace.empty_cache)] if trainer else []),
         (torch.cuda, "empty_cache", trace.empty_cache),
         (torch.accelerator, "empty_cache", trace.empty_cache),
         (torch.cuda, "synchronize", lambda *_: trace.work.wait(trace)),

@@ -6,17 +6,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-import transformers
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
-from transformers import masking_utils
-from transformers.integrations import moe
 
 from ..refusals import NO_VALUES, NotSimulated
 from ..trace import Trace
 from ..values import known
+
+try:
+    import transformers
+    from transformers import masking_utils
+    from transformers.integrations import moe
+except ModuleNotFoundError:  # a loop of one's own does without it
+    transformers = None
 
 _around = threading.local()  # `memo`: what the outermost call in this thread has changed so far
 
@@ -109,25 +113,29 @@ def _tensor(make: Callable) -> Callable:
     return lambda data, **options: make(tree_map_only(FakeTensor, number, data), **options)
 
 
+def _of_transformers() -> Iterator[tuple[object, str, Callable]]:
+    packed = masking_utils.find_packed_sequence_indices
+    yield transformers.GenerationMixin, "generate", _generate
+    # The shape function of grouped products asks for bf16; without them experts run in turn.
+    yield moe, "_can_use_grouped_mm", lambda *_, **__: False
+    # Position ids without values look like several sequences packed in one, with a mask.
+    yield (
+        masking_utils,
+        "find_packed_sequence_indices",
+        lambda ids: None if known(ids) is None else packed(ids),
+    )
+    yield masking_utils, "is_tracing", lambda tensor: known(tensor) is None
+
+
 @contextmanager
 def modules(trace: Trace) -> Iterator[None]:
     """Modules, loaders and models take fake tensors."""
-    packed = masking_utils.find_packed_sequence_indices
     with trace.here.replaced(
         (torch.nn.Module, "_apply", _apply),
         (FakeTensor, "__deepcopy__", _deepcopy),
         (torch.Tensor, "pin_memory", lambda tensor, *_: tensor),
         (torch.utils.data.DataLoader, "__init__", _loader(torch.utils.data.DataLoader.__init__)),
-        (transformers.GenerationMixin, "generate", _generate),
-        # The shape function of grouped products asks for bf16; without them experts run in turn.
-        (moe, "_can_use_grouped_mm", lambda *_, **__: False),
-        # Position ids without values look like several sequences packed in one, with a mask.
-        (
-            masking_utils,
-            "find_packed_sequence_indices",
-            lambda ids: None if known(ids) is None else packed(ids),
-        ),
-        (masking_utils, "is_tracing", lambda tensor: known(tensor) is None),
         (torch, "tensor", _tensor(torch.tensor)),
+        *(_of_transformers() if transformers else ()),
     ):
         yield

@@ -5,13 +5,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from accelerate.state import AcceleratorState
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
 from torch.utils import _foreach_utils
 
 from ..here import Here
 from ..trace import Trace
+
+try:
+    from accelerate.state import AcceleratorState
+except ModuleNotFoundError:  # a loop of one's own does without it
+    AcceleratorState = None
 
 DEVICES = ["cpu", "cuda"]  # the second where a script asks a tensor for its device
 
@@ -39,6 +43,9 @@ def all_parameters_at_once(trace: Trace) -> Iterator[None]:
 @contextmanager
 def half_precision(trace: Trace) -> Iterator[None]:
     """Accelerate does not train in fp16 on a CPU: bf16, which has the same bytes, stands for it."""
+    if AcceleratorState is None:
+        yield
+        return
     prepare = AcceleratorState.__init__
 
     def state(self, mixed_precision=None, *args, **options):

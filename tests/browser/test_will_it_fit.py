@@ -3,17 +3,20 @@
 import functools
 import json
 import random
+import shlex
 from pathlib import Path
 
 import pytest
 
 from evidence.atlas.answers import Asked
+from planner.command import parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE, PICTURES = ROOT / "build" / "site", ROOT / "build" / "browser"
 PAGE = "docs/will_it_fit.html"
 ATLAS = SITE / "_static" / "atlas"
 QUESTIONS = 10
+OPTIONS = {"model": "model", "length": "length", "batch": "batch", "card": "gpu"}
 
 if not (ATLAS / "index.json").exists():
     pytest.skip("no site in build/site: make site", allow_module_level=True)
@@ -71,6 +74,9 @@ def test_the_page_gives_the_numbers_of_the_atlas(question, window, address):
     ]
     told = [(box["recipe"], box["microBatch"], box["need"]) for box in shown]
     assert told == [(one.recipe, str(one.micro_batch), f"{one.need:.1f}") for one in wanted]
+    command = window.locator("#fit-state code").inner_text()
+    options = parsed(shlex.split(command)[1:])
+    assert {name: getattr(options, key) for name, key in OPTIONS.items()} == question
     for box, one in zip(shown, wanted, strict=True):
         assert float(box["seconds"]) == pytest.approx(one.seconds, rel=1e-3)
 
@@ -103,15 +109,37 @@ def test_the_code_is_the_planners(window, address):
     assert text == script(planned, Plan.named(one.recipe), one.micro_batch)
 
 
+def rows_of(window, label: str) -> dict[str, str]:
+    """The recipes of one of the two views, by the name of the card or the model."""
+    rows = window.get_by_label(label).locator("tbody tr").all()
+    return {row.get_attribute("data-name"): row.get_attribute("data-recipe") for row in rows}
+
+
 def test_every_card_is_asked_the_same_question(window, address):
     question = questions()[0] | {"length": 1024, "batch": 8}
     visit(window, link(address, question))
-    rows = window.locator(".fit-cards tbody tr").all()
-    told = {row.get_attribute("data-card"): row.get_attribute("data-recipe") for row in rows}
+    window.get_by_text("Every card", exact=True).click()
+    told = rows_of(window, "The first recipe that fits, on every card")
     known = [card["name"] for card in data("index")["cards"] if card["like"] == card["name"]]
     assert list(told) == known
     for name, recipe in told.items():
         first = next(iter(asked(question | {"card": name}).fits()), None)
+        assert recipe == (first.recipe if first else ""), name
+
+
+@pytest.mark.parametrize("card", ["T4", "RTX 4090"])
+def test_every_model_is_asked_the_same_question(window, address, card):
+    question = questions()[0] | {"length": 1024, "batch": 8, "card": card}
+    visit(window, link(address, question))
+    window.get_by_text("Every model", exact=True).click()
+    models = data("index")["models"]
+    label = "The first recipe that fits, for every model"
+    count = f"document.querySelectorAll('[aria-label=\"{label}\"] tbody tr').length"
+    window.wait_for_function(f"{count} == {len(models)}")
+    told = rows_of(window, label)
+    assert list(told) == models
+    for name, recipe in told.items():
+        first = next(iter(asked(question | {"model": name}).fits()), None)
         assert recipe == (first.recipe if first else ""), name
 
 

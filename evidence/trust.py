@@ -161,16 +161,16 @@ def rows_of_time(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
     inside = blind["seconds"].between(blind["low"], blind["high"]).mean()
     text = f"Of the blind times {100 * inside:.0f} % lay in their range; a plain roofline is "
     text += f"{percent(errors(blind, 'roofline')['median'])} off in the median. Which of two runs "
-    text += f"of a source is faster was right for {100 * first['in order']:.0f} % of the pairs that "
-    text += f"differ by 5 % or more ({100 * after['in order']:.0f} % after mends). "
+    text += f"of a source is faster was right for {100 * first['in order']:.0f} % of the pairs "
+    text += f"that differ by 5 % or more ({100 * after['in order']:.0f} % after mends). "
     table = pd.read_csv(DATA / "speeds.csv")
     machines = table.query("limited == 'host' and role != 'excluded'")["set"]
     known = judged[judged["set"].isin(machines)].dropna(subset="told")
     told, untold = (errors(known, column) for column in ("told", "predicted"))
     text += "The largest unknown is the computer that issues the work, which no data sheet "
     text += f"describes: if one timed step tells its speed, {len(known)} other steps of these "
-    text += f"machines are, after mends, {percent(told['median'])} off in the median, nine in ten within "
-    return text + f"{percent(told['90 %'])} ({percent(untold['90 %'])} without it)."
+    text += f"machines are, after mends, {percent(told['median'])} off in the median, nine in ten "
+    return text + f"within {percent(told['90 %'])} ({percent(untold['90 %'])} without it)."
 
 
 def constants() -> str:
@@ -193,8 +193,8 @@ def calculators() -> str:
     ways = ["formula", "sixteen_bytes", "accelerate", "predicted"]
     sizes = (rows[ways].div(rows["measured"], axis=0) - 1).abs()
     middle = sizes.median().map(percent)
-    text = f"On {len(rows)} runs of one card each the usual calculators are {middle['formula']} (a formula "
-    text += f"with activations), {middle['sixteen_bytes']} (16 bytes a parameter) and "
+    text = f"On {len(rows)} runs of one card each the usual calculators are "
+    text += f"{middle['formula']} (a formula with activations), {middle['sixteen_bytes']} (16 bytes a parameter) and "
     text += f"{middle['accelerate']} off in the median (`accelerate estimate-memory`, which knows "
     text += "neither activations nor LoRA, and says so); predicting the real code is at worst "
     text += f"{percent(sizes['predicted'].max())} off. That was no blind test: some of these runs "

@@ -196,8 +196,9 @@ def calculators() -> str:
     text = f"On {len(rows)} runs of one card each the usual calculators are "
     text += f"{middle['formula']} (a formula with activations), {middle['sixteen_bytes']} (16 "
     text += f"bytes a parameter) and {middle['accelerate']} off in the median (`accelerate "
-    text += "estimate-memory`, which knows neither activations nor LoRA, and says so); "
-    text += f"predicting the real code is at worst {percent(sizes['predicted'].max())} off. That was no blind test: some of these runs "
+    text += "estimate-memory`, which knows neither activations nor LoRA, and says so); predicting "
+    text += f"the real code is at worst {percent(sizes['predicted'].max())} off. That was no blind "
+    text += "test: some of these runs "
     return text + "had exposed missing rules of ours (lesson 17)."
 
 

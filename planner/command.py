@@ -197,7 +197,7 @@ def parser() -> argparse.ArgumentParser:
     both.add_argument("--task", choices=TASKS, help="guessed from the model")
     both.add_argument("--length", type=int, help="tokens in a sample")
     both.add_argument("--json", action="store_true", help="everything, for programs")
-    commands = found.add_subparsers(metavar="predict, fit or report", required=True)
+    commands = found.add_subparsers(metavar="command", required=True)
     _predict_options(commands, both)
     _fit_options(commands, both)
     _calibrate_options(commands, both)

@@ -247,6 +247,24 @@ def test_padding_of_ctc_loss_is_no_label(script):
     assert script(SCORES + CTC_IN_RANGE).updates == 2
 
 
+GUESSED = "far = labels * 10**12 * int(there.sum().item())\n"  # its kernel would crash
+
+
+def test_after_a_guess_a_label_of_ctc_loss_is_said_and_not_computed_with(script):
+    found = script(SCORES + GUESSED + "F.ctc_loss(scores, far, nine, nine // 3)\n")
+    assert found.updates == 2
+    assert "uses label 2000000000000 where there are 8 classes, in line" in found.note
+    assert "unless the number follows from a value that was guessed" in found.note
+
+
+def test_after_a_guess_a_label_of_ctc_loss_on_the_host_is_not_computed_with(script):
+    wrong = "F.ctc_loss(torch.randn(9, 2, 8), far.cpu(), nine, nine // 3)"
+    with pytest.raises(ValueError) as error:
+        script(f"{SCORES}{GUESSED}{wrong}\n")
+    said = "perhaps by a value of the card that was guessed: IndexError: Target 2000000000000 is out"
+    assert said in str(error.value) and f"`{wrong}`" in str(error.value)
+
+
 @needs_liger
 @pytest.mark.parametrize("wrong", LIGERS_WRONG)
 def test_a_label_that_ligers_kernel_does_not_look_at_is_told_with_its_line(script, wrong):

@@ -118,6 +118,8 @@ def _tensors(run, where: Where, moves: Moves) -> Iterator[tuple]:
             with _disable_current_modes():
                 lengths = [torch.as_tensor(of) for of in lengths]
             lengths = map(moves.upload, lengths)
+        elif where.unsure or where.trace.guessed:
+            bounds.check(where, torch.ops.aten.ctc_loss, (scores, labels, *lengths), {}, False)
         return ctc(scores, labels, *lengths, *options)
 
     pack, ctc = torch.nn.utils.rnn.pack_padded_sequence, torch.ctc_loss

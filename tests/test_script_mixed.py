@@ -261,7 +261,9 @@ def test_after_a_guess_a_label_of_ctc_loss_on_the_host_is_not_computed_with(scri
     wrong = "F.ctc_loss(torch.randn(9, 2, 8), far.cpu(), nine, nine // 3)"
     with pytest.raises(ValueError) as error:
         script(f"{SCORES}{GUESSED}{wrong}\n")
-    said = "perhaps by a value of the card that was guessed: IndexError: Target 2000000000000 is out"
+    said = (
+        "perhaps by a value of the card that was guessed: IndexError: Target 2000000000000 is out"
+    )
     assert said in str(error.value) and f"`{wrong}`" in str(error.value)
 
 

@@ -61,9 +61,7 @@ def compute(func, args, kwargs):
     """What an operation really returns; None if it asks for values that nobody knows."""
     with _disable_current_modes(), suppress(RuntimeError, LookupError):
         args, kwargs = tree_map_only(torch.Tensor, lambda t: read(t, func), (args, kwargs or {}))
-        if (
-            func is CTC
-        ):  # it does not look at labels, and reads other memory with wrong ones
+        if func is CTC:  # it does not look at labels, and reads other memory with wrong ones
             args = args[0], args[1].clamp(0, args[0].shape[-1] - 1), *args[2:]
         return func(*args, **kwargs)
     return None

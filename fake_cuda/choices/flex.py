@@ -24,6 +24,7 @@ MOST = 2**28  # pairs of a query and a key of which it is asked whether the mask
 ALL_BLOCKS = (
     "Which blocks a mask of flex attention leaves out is not known: all are timed, as without it."
 )
+PARTS = ("full_kv_num_blocks", "full_kv_indices", "full_q_num_blocks", "full_q_indices")
 RATE = "Flex attention is timed as FlashAttention-2, which is somewhat faster."
 
 
@@ -71,7 +72,8 @@ def share(blocks: tuple) -> float | None:
     counts = [known(t) for t in (partial, full) if t is not None]
     if any(count is None for count in counts):
         return None
-    return sum(count.double().mean().item() for count in counts) / indices.shape[-1]
+    with _disable_current_modes():
+        return sum(count.double().mean().item() for count in counts) / indices.shape[-1]
 
 
 def _kernel(trace: Trace, blocks: tuple) -> Callable:
@@ -154,15 +156,20 @@ def block_mask_of(trace: Trace, original: Callable) -> Callable:
         options = dict(zip(names, given, strict=False)) | options
         block, apart = options.get("BLOCK_SIZE", 128), options.get("separate_full_blocks", True)
         block = (block, block) if isinstance(block, int) else tuple(block)
-        shape = (B or 1, H or 1, -(-Q_LEN // block[0]), -(-KV_LEN // block[1]))
-        device = device or torch.accelerator.current_accelerator() or "cpu"
-        made = functools.partial(torch.zeros, dtype=torch.int32, device=device)
-        parts = [(made(shape[:-1]), made(shape)) for _ in range(1 + apart)]
-        counts = counted(mask_mod, (*shape[:2], Q_LEN, KV_LEN), block, apart)
-        full = parts[1] if apart else (None, None)
-        mask = flex.BlockMask.from_kv_blocks(*parts[0], *full, block, mask_mod, (Q_LEN, KV_LEN))
-        for (number, _), count in zip(parts, counts or [None] * len(parts), strict=True):
-            number._known = count
+        made = functools.partial(
+            torch.zeros,
+            dtype=torch.int32,
+            device=device or torch.accelerator.current_accelerator() or "cpu",
+        )
+        both, rows, columns = (B or 1, H or 1), -(-Q_LEN // block[0]), -(-KV_LEN // block[1])
+        counts = counted(mask_mod, (*both, Q_LEN, KV_LEN), block, apart) or [None, None]
+        parts = dict.fromkeys(PARTS)
+        for kind, count in zip(("", "full_")[: 1 + apart], counts, strict=False):
+            for of, (n, m) in dict(kv=(rows, columns), q=(columns, rows)).items():
+                parts[f"{kind}{of}_num_blocks"] = made((*both, n))
+                parts[f"{kind}{of}_indices"] = made((*both, n, m))
+            parts[f"{kind}kv_num_blocks"]._known = count
+        mask = flex.BlockMask((Q_LEN, KV_LEN), **parts, BLOCK_SIZE=block, mask_mod=mask_mod)
         return mask
 
     return create_block_mask

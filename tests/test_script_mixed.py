@@ -148,6 +148,17 @@ def test_a_size_that_depends_on_the_cards_values_is_told_with_the_line_alone(scr
     assert "expert" not in str(told.value)
 
 
+def test_of_a_size_that_depends_on_values_in_a_library_its_line_is_told_too(script, tmp_path):
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "losses.py").write_text("def loss(scores):\n    return scores[scores > 0].sum()\n")
+    line = "losses.loss(there)"
+    with pytest.raises(ValueError) as told:
+        script(f"import sys\nsys.path.append({str(library)!r})\nimport losses\n{line}")
+    at = f"in line {START.count(chr(10)) + 4} of train.py: `{line}`, in line 2 of losses.py: "
+    assert f"{at}`return scores[scores > 0].sum()`: what it makes there dep" in str(told.value)
+
+
 def test_packed_sequences_are_refused_by_name_and_line(script):
     line = "torch.nn.utils.rnn.pack_padded_sequence(there, torch.tensor([8, 4, 2, 1, 1, 1, 1, 1]))"
     with pytest.raises(ValueError, match=r"packs sequences with .* in line \d+ of train.py"):

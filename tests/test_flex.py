@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex_attention
+from torch.utils.checkpoint import checkpoint
 
 from fake_cuda import NotSimulated, refusals, simulate
 from fake_cuda.card import Card
@@ -88,6 +89,21 @@ def test_products_are_those_of_the_blocks_that_are_not_masked(mask_mod, blocks):
     assert time.flops == 2 * pairs * (64 + 32 + 3 * 64 + 2 * 32)
     assert (flex.ALL_BLOCKS in time.note) == (mask_mod is not None and blocks == BLOCKS)
     assert flex.RATE in time.note
+
+
+def test_a_checkpoint_computes_it_again():
+    def run():
+        query = torch.nn.Parameter(torch.zeros(1, 4, LENGTH, 64, dtype=torch.bfloat16))
+        optimizer, attention = torch.optim.SGD([query]), torch.compile(flex_attention)
+        for _ in range(2):
+            again = checkpoint(attention, query, query, query, use_reentrant=False)
+            again.backward(torch.zeros_like(again))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    pairs = 4 * LENGTH**2
+    time = simulate(run, A100).time
+    assert time.flops == 2 * pairs * 64 * (2 + 2 + 5) and time.model_flops == 2 * pairs * 64 * 7
 
 
 def learned(bias):

@@ -51,14 +51,14 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out, grad_sums, _):
-        query, key, value, _, sums = ctx.saved_tensors[:5]
+        query, key, value, _, sums, *blocks = ctx.saved_tensors  # once: then they are gone
         of_rows = torch.empty_like(sums)
         grads = [torch.empty_like(query), *(_expanded(t, query) for t in (key, value))]
         ctx.timed(query, key, value, True)
         del of_rows
         if len(key) < len(query):
             grads[1:] = (grad.sum(0, keepdim=True) for grad in grads[1:])
-        return None, *grads, *[None] * (len(ctx.saved_tensors) - 5)
+        return None, *grads, *[None] * len(blocks)
 
 
 def _expanded(tensor, query):
@@ -79,6 +79,7 @@ def share(blocks: tuple) -> float | None:
 def _kernel(trace: Trace, blocks: tuple) -> Callable:
     """What notes the time of a call with these blocks."""
     computed = share(blocks)
+    forward = trace.work.issued(trace)  # before autograd switches gradients off around its forward
     trace.work.note(RATE, trace)
     if computed is None:
         trace.work.note(ALL_BLOCKS, trace)
@@ -89,7 +90,7 @@ def _kernel(trace: Trace, blocks: tuple) -> Callable:
         flops = 2.0 * pairs * wide * (1.0 if computed is None else computed)
         moved = (2 + back) * sum(map(size, (query, key, value)))
         work = Attention(flops, "flash", back, TYPES.get(query.dtype, "fp32"))
-        issued = trace.work.issued(trace)
+        issued = trace.work.issued(trace) if back else forward
         again = issued == "forward" and trace.phases[-1] == "backward"
         trace.work.add(trace, issued, "attention", work, moved, 0, flops, again)
 

@@ -76,7 +76,7 @@ class Compiler:
             return original
 
         def convert(frame, *given, **options):
-            self.trace.compiles |= frame.f_code.co_name != FLEX_ITSELF
+            self.trace.work.compiles |= frame.f_code.co_name != FLEX_ITSELF
             skipped, alone = self.skips(frame)
             if skipped:
                 return _skipped(alone)

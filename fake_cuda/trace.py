@@ -87,7 +87,6 @@ class Trace(TorchDispatchMode):
         self.refused: Exception | None = None  # what the run did since the last operation
         self.guessed = False  # whether the run asked for a value that nobody knows
         self.convolves = False  # whether a convolution was run
-        self.compiles = False  # whether torch.compile was asked for
         self.on_host = False  # whether what is made now is of no concern to the card
         self.ids: dict[int, int] = {}  # a storage's address -> its number
         self.size: list[int] = []

@@ -151,7 +151,7 @@ def block_mask_of(trace: Trace, original: Callable) -> Callable:
     """`create_block_mask` as it is compiled: without the mask of single pairs."""
 
     def create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN, device=None, *given, **options):
-        if not (trace.compiles or options.get("_compile")):
+        if not (trace.work.compiles or options.get("_compile")):
             return original(mask_mod, B, H, Q_LEN, KV_LEN, device, *given, **options)
         names = ("BLOCK_SIZE", "_compile", "separate_full_blocks")
         options = dict(zip(names, given, strict=False)) | options
@@ -180,7 +180,7 @@ def attention_of(trace: Trace) -> Callable:
     """The operator `flex_attention` on the card of `trace`."""
 
     def attention(query, key, value, score_mod, block_mask, *_):
-        if not trace.compiles:
+        if not trace.work.compiles:
             raise NotSimulated.uses(FLEX_EAGER)
         if _learns(score_mod):
             raise NotSimulated.uses(FLEX_LEARNED)

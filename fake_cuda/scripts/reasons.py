@@ -146,6 +146,8 @@ def _not_installed(end: End) -> str:
     name = end.error.name
     if name is None:  # a library raised it, and says in words what it asks for
         return f"needs what is not installed{end.at}: {end.kind}"
+    if isinstance(end.error, importlib.metadata.PackageNotFoundError):
+        return f"asks for the version of {name}, which pip has not installed{end.at}"
     here = any(Path(f"{name}{ending}").exists() for ending in ("", ".py"))
     advice = ": set PYTHONPATH=. to find it in this folder" if here else ""
     return f"needs the module {name}, which is not installed{advice}"

@@ -245,10 +245,10 @@ def compiled(trace: Trace, compiler: Compiler) -> Iterator[None]:
                 prepared = True
             return compiler.callback(stance(original))
 
-        replaced = [(eval_frame, "_callback_from_stance", callback)]
+        counts = ()
         if hasattr(eval_frame, COUNTS):  # it says no error where all of a full graph was skipped
-            replaced.append((eval_frame, COUNTS, lambda _: 0))
-        with trace.here.replaced(*replaced):
+            counts = ((eval_frame, COUNTS, lambda _: 0),)
+        with trace.here.replaced((eval_frame, "_callback_from_stance", callback), *counts):
             yield
 
 

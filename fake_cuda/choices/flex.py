@@ -205,10 +205,12 @@ def flex_attention(trace: Trace) -> Iterator[None]:
         except NotImplementedError as error:
             raise FlexOnCPU.uses(FLEX) from error
 
-    replaced = [(flex, "_validate_device", checked)]
+    card = ()
     if trace.cuda:
         masks = block_mask_of(trace, flex.create_block_mask)
-        replaced.append((flex, "create_block_mask", masks))
-        replaced.append((flex, "flex_attention_hop", attention_of(trace)))
-    with trace.here.replaced(*replaced):
+        card = (
+            (flex, "create_block_mask", masks),
+            (flex, "flex_attention_hop", attention_of(trace)),
+        )
+    with trace.here.replaced((flex, "_validate_device", checked), *card):
         yield

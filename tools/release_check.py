@@ -62,7 +62,10 @@ def versions(root: Path = ROOT, tag: str | None = None) -> Iterator[str]:
     """A sentence for each place whose version is not that of pyproject.toml."""
     ours = project(root)["version"]
     cited = re.search(r"^version: (\S+)$", (root / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
-    told = {"CITATION.cff": cited and cited[1], "CHANGELOG.md": first_heading(root)[3:].split()[0]}
+    told = {
+        "CITATION.cff": cited and cited[1],
+        "CHANGELOG.md": (first_heading(root)[3:].split() or ["-"])[0].rstrip(","),
+    }
     if tag is not None:
         told[f"the tag {tag}"] = tag.removeprefix("v")
     for place, version in told.items():

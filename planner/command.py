@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 
 from .options import PARALLEL, parser
 from .terminal import (
@@ -38,6 +39,8 @@ def predict_command(options: argparse.Namespace) -> str | tuple[str, int]:
         asked, named = _rank_asked(options)
         return rank_script(*asked, **named)
     predicted = _script_predicted if scripted else _model_predicted
+    if options.prices:
+        return _priced(options, predicted)
     found, title, asked = (_rank_predicted if options.parallel else predicted)(options)
     if options.timeline:
         from helpers import show
@@ -52,6 +55,30 @@ def predict_command(options: argparse.Namespace) -> str | tuple[str, int]:
 
     facts = {name: getattr(found, name) for name in FACTS}
     about = {"gpu": found.device} | asked | facts | {"versions": versions()}
+    return json.dumps(about, indent=2), status
+
+
+def _priced(options: argparse.Namespace, predicted: Callable) -> tuple[str, int]:
+    """The cards of a price list, the cheapest that holds the run first."""
+    from . import prices
+
+    listed = prices.read(options.prices)
+    length = prices.Length(options.steps, options.tokens)
+    offers, title, asked = [], "", {}
+    for card in prices.cards_asked(options.gpu, listed):
+        one = argparse.Namespace(**vars(options) | {"gpu": card})
+        found, title, asked = predicted(one)
+        offers.append(prices.offer(found, listed[card], length))
+    offers = prices.cheapest_first(offers)
+    status = NOTHING_FITS if options.must_fit and not offers[0].prediction.fits else OK
+    if not options.json:
+        notes = {one.prediction.note for one in offers} - {""}
+        return "\n".join([title + prices.table(offers, length), *sorted(notes)]), status
+    from helpers.hardware import versions
+
+    facts = [{name: getattr(one.prediction, name) for name in FACTS} for one in offers]
+    cards = [one.facts() | fact for one, fact in zip(offers, facts, strict=True)]
+    about = {"run": str(length)} | asked | {"cards": cards, "versions": versions()}
     return json.dumps(about, indent=2), status
 
 
@@ -72,10 +99,11 @@ def _cards(options: argparse.Namespace, scripted: bool) -> tuple[int, str]:
     alone = next((n for n in ("tensor", "code") if getattr(options, n)), "")
     if alone and not options.parallel:
         raise ValueError(f"--{alone} goes with --parallel")
+    _check_prices(options)
     if options.gpus is None:
         if options.parallel:
             raise ValueError("--parallel needs several cards: --gpus 8xA100-80GB")
-        return 1, options.gpu or "here"
+        return 1, options.gpu if options.prices else options.gpu or "here"
     count, times, name = options.gpus.partition("x")
     if not (times and count.isdecimal() and int(count)):
         raise ValueError(f"{options.gpus!r} is no number of cards: write 8xA100-80GB")
@@ -87,6 +115,21 @@ def _cards(options: argparse.Namespace, scripted: bool) -> tuple[int, str]:
         ways = ", ".join(PARALLEL)
         raise ValueError(f"--gpus needs a script, or --parallel and one of {ways}")
     return int(count), name
+
+
+def _check_prices(options: argparse.Namespace) -> None:
+    """ValueError for options of prices that do not go together."""
+    if not options.prices:
+        if options.steps or options.tokens:
+            raise ValueError("--steps and --tokens are of a run that is to be priced: add --prices")
+        if "," in (options.gpu or ""):
+            raise ValueError("several cards are compared by their prices: add --prices")
+    elif options.gpus:
+        raise ValueError("--prices is for one card: of several no time is told that counts a link")
+    elif options.steps and options.tokens:
+        raise ValueError("say once how long the run is: --steps or --tokens")
+    elif options.timeline:
+        raise ValueError("--timeline draws one card's step: leave out --prices")
 
 
 def _script_predicted(options: argparse.Namespace) -> tuple:

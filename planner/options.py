@@ -2,7 +2,7 @@
 
 import argparse
 
-from .terminal import NOTHING_FITS, Parser, host, picture, version
+from .terminal import NOTHING_FITS, Parser, amount, host, picture, version
 
 TASKS = ("text_classification", "language_modelling")  # of helpers.workloads, which loads torch
 PARALLEL = ("ddp", "zero1", "fsdp2", "hsdp")  # of ranks
@@ -44,7 +44,7 @@ def _predict_options(commands, both: Parser) -> None:
     )
     add = command.add_argument
     add("--size", "--model", default="large", help="large, tiny, a model's name or folder")
-    add("--gpu", help="a card of data/gpus.csv, cpu, or here, which is the default")
+    add("--gpu", help="a card of data/gpus.csv, cpu, or here, the default; with --prices several")
     add("--gpus", metavar="8xA100-80GB", help="so many such cards: rank 0 is predicted")
     add("--parallel", metavar="|".join(PARALLEL), help="how a model is trained on --gpus")
     add("--tensor", type=int, metavar="N", help="so many of them share each product (fsdp2)")
@@ -53,6 +53,9 @@ def _predict_options(commands, both: Parser) -> None:
     add("-m", "--module", help="the same, as python -m runs it")
     add("--timeout", type=float, metavar="SECONDS", help="a script's time to take its updates")
     add("--network", action="store_true", help="let a script reach other machines")
+    add("--prices", metavar="FILE", help="cards by what the run costs; see examples/prices.csv")
+    add("--steps", type=amount, help="of the run that is priced")
+    add("--tokens", type=amount, help="of the run that is priced, instead: 1e9")
     add("--timeline", type=picture, help="draw the last step: a .png file")
     add("--must-fit", action="store_true", help=f"exit status {NOTHING_FITS} where it does not fit")
     _host_option(command)

@@ -74,6 +74,17 @@ def host(text: str) -> float | str:
         return text
 
 
+def amount(text: str) -> float:
+    """A number of steps or tokens, also as 1e9 or 1,000."""
+    try:
+        found = float(text.replace(",", ""))
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of them: write 1000 or 1e9")
+    return found
+
+
 def picture(name: str) -> Path:
     """A file that can be written, as far as that is known before the work is done."""
     path = Path(name)

@@ -27,11 +27,12 @@ ARROWS = {
     "search": {"techniques", "question", "predictions", "script", "answer"},
     "report": set(),
     "ranks": set(),
+    "prices": set(),
     "calibration": set(),
     "terminal": set(),
     "doctor": {"terminal"},
     "options": {"terminal"},
-    "command": {"search", "report", "ranks", "calibration", "doctor", "terminal", "options"},
+    "command": set("search report ranks prices calibration doctor terminal options".split()),
     "__main__": {"command"},
 }
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "pandas", "numpy", "helpers"}

@@ -21,6 +21,23 @@ that train all weights with AdamW, or 16-bit weights with LoRA. What each calcul
   In 32 bits all but the masks are twice as large: that is our extension. To that come the bytes of
   weights, gradients and averages in the formats of the run.
 
+Peers that were put beside them in November 2026; what each is given was fixed here before its code
+was written:
+
+- torch-kitsune 0.7.0: its own `predict_memory` on the model with its adapters, as it is trained,
+  the batch, the length and the type of the products; all of its total, 15 % of overhead included.
+- PyTorch's `MemTracker` (torch.distributed._tools.mem_tracker): the peak of the source's own code
+  on fake tensors of a CPU, by its total; without a card it can have no other.
+- Five of the web, by the formulas that they print, in `web_calculators`: Hugging Face's anatomy of a
+  model's memory (18 bytes of every parameter in mixed precision, 16 in 32 bits), the guide of the
+  NAIRR pilot (40 bytes), vram.asmirnov.xyz (furiousteabag/vram-calculator), EleutherAI's
+  calc_transformer_mem.py, and LLM System Requirements (manuelescobar-dev). Where one has a switch
+  for mixed precision, runs with 16-bit products have it on. What they add for CUDA's context is left
+  out, which the rows do not hold; what they say of frozen weights is what their code says, and that
+  is nothing but for the last. Models whose MLP is gated have three matrices in it.
+- The estimator inside of Inductor (torch._inductor.fx_passes.memory_estimator) takes a compiler's
+  graphs of a forward and a backward pass, and knows no optimizer: it is no row of this table.
+
 Some of these runs showed us a missing rule of the prediction: so the predictions had seen the runs,
 and the calculators had not.
 """

@@ -1,0 +1,73 @@
+"""PyTorch's `MemTracker` on the code of published runs: fake tensors of a CPU, and its own peak.
+
+A run's own module simulates it; here the simulation is that of a CPU, and the tracker lies around
+the run. It keeps statistics of modules for one step, so they are forgotten after each.
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from unittest.mock import patch
+
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from evidence import runs
+from fake_cuda import NotSimulated
+from fake_cuda.simulation import simulate
+
+TOTAL = "Total"  # a key of its snapshot
+FROZEN = "cannot register a hook on a tensor that doesn't require gradient"  # what it says then
+
+
+class _Tracked(Exception):
+    """Ends the work when the tracker has its peak; what would follow is of no concern here."""
+
+
+def tracked(run: Callable) -> int:
+    """The tracker's peak of a function that trains, in bytes."""
+    tracker = MemTracker()
+
+    def around():
+        with tracker:
+            return run()
+
+    hook = register_optimizer_step_post_hook(lambda *_: tracker.reset_mod_stats())
+    try:
+        simulate(around, None)
+    finally:
+        hook.remove()
+    (found,) = tracker.get_tracker_snapshot("peak").values()
+    return found[TOTAL]
+
+
+def peak(set_: str, run: str) -> int | None:
+    """The tracker's peak of a published run; None where it cannot run it: it
+    refuses models with frozen weights (in torch 2.13), as LoRA's are.
+
+    Raises:
+        LookupError: no module has this run.
+    """
+    module = sys.modules[runs.of_peaks()[set_]]
+    job = next((job for name, job in module.PEAKS[set_]() if name == run), None)
+    if job is None:
+        raise LookupError(f"{set_} has no run {run!r}")
+    found = []
+
+    def instead(asked: Callable, *_, **__):
+        found.append(tracked(asked))
+        raise _Tracked
+
+    with ExitStack() as stack:
+        for other in [*sys.modules.values()]:
+            if getattr(other, "simulate", None) is simulate and other.__name__ != __name__:
+                stack.enter_context(patch.object(other, "simulate", instead))
+        try:
+            job()
+        except _Tracked:
+            return found[0]
+        except (NotSimulated, RuntimeError) as error:
+            if FROZEN not in f"{error} {error.__cause__}":
+                raise
+            return None
+    raise LookupError(f"{set_}, {run} simulates nothing")

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 WHEEL = "one_gpu_measured"  # the folder beside this package in which a wheel has data and examples
@@ -14,8 +15,8 @@ def home() -> Path:
     Raises:
         FileNotFoundError: there is none.
     """
-    beside = Path(__file__).resolve().parents[1]
-    folders = [Path.cwd(), *Path.cwd().parents, beside, beside / WHEEL]
+    beside = _wheel()
+    folders = [Path.cwd(), *Path.cwd().parents, beside.parent, beside]
     found = next((f for f in folders if (f / "data" / "gpus.csv").is_file()), None)
     if found is None:
         raise FileNotFoundError(
@@ -23,6 +24,11 @@ def home() -> Path:
             "package: start from inside a clone of the course repository, or install it again."
         )
     return found
+
+
+def _wheel() -> Path:
+    """The folder of a wheel's files, whether there is one or not."""
+    return Path(__file__).resolve().parents[1] / WHEEL
 
 
 def data_file(*parts: str) -> Path:
@@ -37,7 +43,7 @@ def example_file(*parts: str) -> Path:
 
 def is_installed() -> bool:
     """Whether the files are a wheel's, which nobody writes into."""
-    return home().name == WHEEL
+    return home() == _wheel()
 
 
 def own_file(*parts: str, folder: str = "build") -> Path:
@@ -53,12 +59,17 @@ def own_file(*parts: str, folder: str = "build") -> Path:
 def user_cache() -> Path:
     """This course's folder among the user's caches, by the custom of the system; it may be deleted.
 
-    XDG_CACHE_HOME or ~/.cache on Linux, ~/Library/Caches on macOS, LOCALAPPDATA on Windows.
+    XDG_CACHE_HOME or ~/.cache on Linux, ~/Library/Caches on macOS, LOCALAPPDATA on Windows. A user
+    without a home, as in some containers, has the folder of temporary files.
     """
-    if sys.platform == "win32":
-        told, usual = os.environ.get("LOCALAPPDATA"), Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        told, usual = None, Path.home() / "Library" / "Caches"
-    else:
-        told, usual = os.environ.get("XDG_CACHE_HOME"), Path.home() / ".cache"
-    return Path(told or usual) / CACHE
+    variable, usual = {
+        "win32": ("LOCALAPPDATA", "AppData/Local"),
+        "darwin": ("", "Library/Caches"),
+    }.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
+    told = Path(os.environ.get(variable, ""))
+    if told.is_absolute():  # the custom wants another to be ignored
+        return told / CACHE
+    try:
+        return Path.home() / usual / CACHE
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / CACHE

@@ -67,7 +67,10 @@ def _priced(options: argparse.Namespace, predicted: Callable) -> tuple[str, int]
     offers, title, asked = [], "", {}
     for card in prices.cards_asked(options.gpu, listed):
         one = argparse.Namespace(**vars(options) | {"gpu": card})
-        found, title, asked = predicted(one)
+        try:
+            found, title, asked = predicted(one)
+        except ValueError as error:
+            raise ValueError(f"{card}: {error}") from error
         offers.append(prices.offer(found, listed[card], length))
     offers = prices.cheapest_first(offers)
     status = NOTHING_FITS if options.must_fit and not offers[0].prediction.fits else OK
@@ -234,9 +237,12 @@ def calibrate_command(options: argparse.Namespace) -> str:
 
 def report_command(options: argparse.Namespace) -> str:
     """How well the predictions met what other people measured."""
+    from fake_cuda.files import is_installed
+
     from . import report
 
-    return f"{report.on_real_cards(report.judged())}\n\nDrawn in data/real_cards.png"
+    drawn = "" if is_installed() else "\n\nDrawn in data/real_cards.png"  # which a wheel lacks
+    return f"{report.on_real_cards(report.judged())}{drawn}"
 
 
 def doctor_command(options: argparse.Namespace) -> tuple[str, int]:

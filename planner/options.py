@@ -53,7 +53,8 @@ def _predict_options(commands, both: Parser) -> None:
     add("-m", "--module", help="the same, as python -m runs it")
     add("--timeout", type=float, metavar="SECONDS", help="a script's time to take its updates")
     add("--network", action="store_true", help="let a script reach other machines")
-    add("--prices", metavar="FILE", help="cards by what the run costs; see examples/prices.csv")
+    about = "cards by what the run costs: a list such as examples/prices.csv, or that one"
+    add("--prices", metavar="FILE|example", help=about)
     add("--steps", type=amount, help="of the run that is priced")
     add("--tokens", type=amount, help="of the run that is priced, instead: 1e9")
     add("--timeline", type=picture, help="draw the last step: a .png file")

@@ -1,7 +1,8 @@
 """What a run costs on cards whose prices somebody brings, and the cheapest of those that hold it.
 
 A price list is a table (examples/prices.csv is one) with the columns `card`, a name of
-data/gpus.csv, and `price_per_hour`; `currency`, `date` and `source` may stand beside them.
+data/gpus.csv, and `price_per_hour`; `currency`, `date` and `source` may stand beside them. The name
+`example` stands for that one, which a wheel brings.
 """
 
 import csv
@@ -11,8 +12,10 @@ from typing import NamedTuple
 
 from fake_cuda.cards import gib, gpu
 from fake_cuda.cost import Estimate
+from fake_cuda.files import example_file
 
 COLUMNS = ("card", "price_per_hour")
+EXAMPLE = "example"
 HOUR = 3600
 # What a price has no part for, said below each table.
 LEFT_OUT = (
@@ -34,12 +37,15 @@ class Price(NamedTuple):
 def read(path: str | Path) -> dict[str, Price]:
     """The prices of a list, by card.
 
+    Args:
+        path: of a .csv file, or `EXAMPLE`.
+
     Raises:
         OSError: it cannot be read.
         ValueError: it is no such table, or a row has no card that is known or no price.
     """
     try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as lines:
+        with _file(path).open(encoding="utf-8-sig", newline="") as lines:
             table = csv.DictReader(lines)
             rows, columns = [*table], table.fieldnames or []
     except UnicodeDecodeError as error:
@@ -55,6 +61,10 @@ def read(path: str | Path) -> dict[str, Price]:
     if not found:
         raise ValueError(f"{path} has no row: a price list has a card and a price in each")
     return found
+
+
+def _file(path: str | Path) -> Path:
+    return example_file("prices.csv") if str(path) == EXAMPLE else Path(path)
 
 
 def _price(row: dict[str, str], where: str) -> Price:

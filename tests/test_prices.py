@@ -36,7 +36,8 @@ def test_the_example_has_a_date_and_a_source_in_each_row():
     with example_file("prices.csv").open(encoding="utf-8", newline="") as lines:
         rows = [*csv.DictReader(lines)]
     assert len(rows) >= 5 and all(row["date"] and "https://" in row["source"] for row in rows)
-    assert {row["card"] for row in rows} <= set(cards()) and [*prices.read(LIST)]
+    assert {row["card"] for row in rows} <= set(cards())
+    assert prices.read("example") == prices.read(LIST) != {}
 
 
 def test_a_cost_by_hand():
@@ -118,6 +119,17 @@ def test_a_list_that_is_none_is_one_sentence(text, said, tmp_path, capsys):
 def test_what_does_not_go_together_is_one_sentence(arguments, said, capsys):
     status, out, err = asked(capsys, *arguments)
     assert (status, out) == (2, "") and said in err and err.count("\n") == 1
+
+
+def test_a_card_that_cannot_run_it_is_named(capsys, monkeypatch):
+    def refused(options):
+        if options.gpu == "L4":
+            raise ValueError("it asks for what only some cards have")
+        return predicted(seconds=1.0), "", {}
+
+    monkeypatch.setattr("planner.command._model_predicted", refused)
+    status, out, err = asked(capsys, *TINY, "example", "--gpu", "T4,L4")
+    assert (status, out) == (2, "") and err.startswith("error: L4: it asks for what only")
 
 
 def test_tokens_of_a_step_that_nobody_knows():

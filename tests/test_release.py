@@ -5,6 +5,7 @@ import importlib.util
 import re
 import shutil
 import sys
+import tempfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -66,6 +67,7 @@ def test_in_a_clone_what_is_made_stays_in_it(tmp_path, monkeypatch):
     [
         ("linux", {"XDG_CACHE_HOME": "/kept"}, "/kept/one-gpu-measured"),
         ("linux", {}, "/home/me/.cache/one-gpu-measured"),
+        ("linux", {"XDG_CACHE_HOME": "caches"}, "/home/me/.cache/one-gpu-measured"),
         ("darwin", {"XDG_CACHE_HOME": "/kept"}, "/home/me/Library/Caches/one-gpu-measured"),
         ("win32", {"LOCALAPPDATA": "/local"}, "/local/one-gpu-measured"),
         ("win32", {}, "/home/me/AppData/Local/one-gpu-measured"),
@@ -79,6 +81,22 @@ def test_caches_are_where_the_system_has_them(platform, told, expected, monkeypa
     monkeypatch.setattr(Path, "home", lambda: Path("/home/me"))
     monkeypatch.setattr(sys, "platform", platform)
     assert files.user_cache() == Path(expected)
+
+
+def test_a_user_without_a_home_has_a_folder_too(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert files.user_cache() == Path(tempfile.gettempdir()) / files.CACHE
+
+
+def test_a_clone_of_any_name_is_no_wheel(tmp_path, monkeypatch):
+    (tmp_path / files.WHEEL / "data").mkdir(parents=True)
+    (tmp_path / files.WHEEL / "data" / "gpus.csv").touch()
+    monkeypatch.chdir(tmp_path / files.WHEEL)
+    assert not files.is_installed()
 
 
 def test_a_wheel_without_its_data_is_one_sentence(installed, capsys):

@@ -72,6 +72,7 @@ def _fit_options(commands, both: Parser) -> None:
     add("--data", help="texts to read for their lengths: a file or folder")
     add("--longest", action="store_true", help="the longest sample, too")
     add("--code", action="store_true", help="print the first recipe's code")
+    add("--exact", action="store_true", help="predict in full also what data/atlas has recorded")
     add("--no-cache", dest="cache", action="store_false", help="predict all anew")
     _host_option(command)
     command.set_defaults(command="fit")

@@ -24,6 +24,8 @@ ARROWS = {
     "predictions": {"techniques", "question", "facts", "cache"},
     "script": {"changes", "techniques", "question"},
     "answer": {"techniques", "question", "facts"},
+    "atlas": set(),
+    "recorded": {"answer", "atlas", "facts"},
     "search": {"techniques", "question", "predictions", "script", "answer"},
     "report": set(),
     "ranks": set(),
@@ -32,7 +34,9 @@ ARROWS = {
     "terminal": set(),
     "doctor": {"terminal"},
     "options": {"terminal"},
-    "command": set("search report ranks prices calibration doctor terminal options".split()),
+    "command": set(
+        "search recorded report ranks prices calibration doctor terminal options".split()
+    ),
     "__main__": {"command"},
 }
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "pandas", "numpy", "helpers"}

@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -11,10 +12,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fake_cuda import files
 from planner import doctor
-from planner.command import main
+from planner.command import main, parsed
 from tools import release_check
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -201,7 +203,11 @@ def test_the_wheel_brings_what_the_command_reads(tmp_path):
 
 
 def test_each_step_of_the_workflow_names_what_exists():
+    """Its modules, its jobs, and commands that the command reads."""
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
-    assert "tags:" in text and "onegpu doctor" in text
-    for module in re.findall(r"python -m (tools\.\w+)", text):
-        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+    modules = re.findall(r"python -m (tools\.\w+)", text)
+    assert modules and all((ROOT / f"{m.replace('.', '/')}.py").is_file() for m in modules)
+    jobs = yaml.safe_load(text)["jobs"]
+    assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
+    asked = re.findall(r"^ +onegpu (?!--version)(.+)$", text, re.MULTILINE)
+    assert {parsed(shlex.split(line)).command for line in asked} == {"doctor", "predict", "fit"}

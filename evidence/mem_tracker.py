@@ -1,7 +1,7 @@
 """PyTorch's `MemTracker` on the code of published runs: fake tensors of a CPU, and its own peak.
 
 A run's own module simulates it; here the simulation is that of a CPU, and the tracker lies around
-the run. It keeps statistics of modules for one step, so they are forgotten after each.
+the run. It keeps statistics of modules for one pass, so they are forgotten after each, as it asks.
 """
 
 import sys
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from unittest.mock import patch
 
+import torch
 from torch.distributed._tools.mem_tracker import MemTracker
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from evidence import runs
 from fake_cuda import NotSimulated
@@ -26,17 +26,24 @@ class _Tracked(Exception):
 
 def tracked(run: Callable) -> int:
     """The tracker's peak of a function that trains, in bytes."""
-    tracker = MemTracker()
+    tracker, backward, depth = MemTracker(), torch.autograd.backward, 0
+
+    def whole_pass(*args, **named):
+        nonlocal depth
+        depth += 1
+        try:
+            backward(*args, **named)
+        finally:
+            depth -= 1
+        if not depth:  # inside of another it is a checkpoint's
+            tracker.reset_mod_stats()
 
     def around():
         with tracker:
             return run()
 
-    hook = register_optimizer_step_post_hook(lambda *_: tracker.reset_mod_stats())
-    try:
+    with patch.object(torch.autograd, "backward", whole_pass):
         simulate(around, None)
-    finally:
-        hook.remove()
     (found,) = tracker.get_tracker_snapshot("peak").values()
     return found[TOTAL]
 

@@ -211,3 +211,13 @@ def test_each_step_of_the_workflow_names_what_exists():
     assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
     asked = re.findall(r"^ +onegpu (?!--version)(.+)$", text, re.MULTILINE)
     assert {parsed(shlex.split(line)).command for line in asked} == {"doctor", "predict", "fit"}
+
+
+@pytest.mark.parametrize("name", ["release", "site"])
+def test_a_workflow_that_builds_the_site_installs_the_course(name):
+    """A page of it is the planner's answers, so it takes more than Sphinx."""
+    text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8")
+    steps = yaml.safe_load(text)["jobs"]["site"]["steps"]
+    runs = [step.get("run", "") for step in steps]
+    before = runs[: runs.index("python -m tools.site")]
+    assert any('-c constraints.txt -e ".[site]"' in run for run in before)

@@ -1,7 +1,8 @@
 """PyTorch's `MemTracker` on the code of published runs: fake tensors of a CPU, and its own peak.
 
 A run's own module simulates it; here the simulation is that of a CPU, and the tracker lies around
-the run. It keeps statistics of modules for one pass, so they are forgotten after each, as it asks.
+the run, whose autocast for CUDA is one for CPUs here, as its tensors are. The tracker keeps
+statistics of modules for one pass, so they are forgotten after each, as it asks.
 """
 
 import sys
@@ -11,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from evidence import runs
 from fake_cuda import NotSimulated
@@ -26,24 +28,28 @@ class _Tracked(Exception):
 
 def tracked(run: Callable) -> int:
     """The tracker's peak of a function that trains, in bytes."""
-    tracker, backward, depth = MemTracker(), torch.autograd.backward, 0
+    tracker = MemTracker()
 
-    def whole_pass(*args, **named):
-        nonlocal depth
-        depth += 1
-        try:
-            backward(*args, **named)
-        finally:
-            depth -= 1
-        if not depth:  # inside of another it is a checkpoint's
+    def forget(module, _):
+        """The statistics of the last pass, which it wants before a model is called again."""
+        calls = tracker._mod_tracker  # a private name, as its own question of whom it is called by
+        again = module in tracker.memory_tracking and not calls.is_bw  # there it is a checkpoint's
+        if again and set(calls.parents) == {"Global"}:
             tracker.reset_mod_stats()
 
     def around():
         with tracker:
             return run()
 
-    with patch.object(torch.autograd, "backward", whole_pass):
-        simulate(around, None)
+    def autocast(device_type, *args, real=torch.autocast, **named):
+        return real("cpu", *args, **named)
+
+    hook = register_module_forward_pre_hook(forget)  # before the tracker's own
+    try:
+        with patch.object(torch, "autocast", autocast):
+            simulate(around, None)
+    finally:
+        hook.remove()
     (found,) = tracker.get_tracker_snapshot("peak").values()
     return found[TOTAL]
 

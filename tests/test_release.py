@@ -17,6 +17,7 @@ import yaml
 from fake_cuda import files
 from planner import doctor
 from planner.command import main, parsed
+from planner.terminal import setting
 from tools import release_check
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -210,7 +211,9 @@ def test_each_step_of_the_workflow_names_what_exists():
     jobs = yaml.safe_load(text)["jobs"]
     assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
     asked = re.findall(r"^ +onegpu (?!--version)(.+)$", text, re.MULTILINE)
-    assert {parsed(shlex.split(line)).command for line in asked} == {"doctor", "predict", "fit"}
+    options = [parsed(shlex.split(line)) for line in asked]
+    assert {one.command for one in options} == {"doctor", "predict", "fit"}
+    assert all(setting(text) for one in options for text in one.settings)
 
 
 @pytest.mark.parametrize("name", ["release", "site"])

@@ -26,9 +26,22 @@ class _Tracked(Exception):
     """Ends the work when the tracker has its peak; what would follow is of no concern here."""
 
 
-def tracked(run: Callable) -> int:
+class Whole(MemTracker):
+    """Without the peaks of single modules, which take four fifths of its time; the whole's is its.
+
+    A hack on a private method: `tests/test_calculators.py` holds it to the tracker's own.
+    """
+
+    def _update_peak_stats(self, _) -> None:
+        for device, now in self._curr_mem_snap.items():
+            if now[TOTAL] > self._peak_mem.get(device, 0):
+                self._peak_mem[device] = now[TOTAL]
+                self._peak_mem_snap[device] = dict(now)
+
+
+def tracked(run: Callable, kind: type[MemTracker] = Whole) -> int:
     """The tracker's peak of a function that trains, in bytes."""
-    tracker = MemTracker()
+    tracker = kind()
 
     def forget(module, _):
         """The statistics of the last pass, which it wants before a model is called again."""

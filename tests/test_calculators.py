@@ -93,6 +93,7 @@ def test_mem_tracker_finds_the_tensors_of_a_loop_and_refuses_frozen_weights():
 
     weights = 4 * 64 * 65  # bytes; and of gradients those of one pass beside those of all
     assert 3 * weights < mem_tracker.tracked(loop) < 3.3 * weights
+    assert mem_tracker.tracked(loop, mem_tracker.MemTracker) == mem_tracker.tracked(loop)
     halves = 2048 * 64 * (4 + 2 * 2)  # texts, them in 16 bits, and what the first layer gives
     assert mem_tracker.tracked(lambda: loop(bf16=True)) == pytest.approx(halves, rel=0.15)
     with pytest.raises(RuntimeError, match=mem_tracker.FROZEN):

@@ -27,7 +27,8 @@ was written:
 - torch-kitsune 0.7.0: its own `predict_memory` on the model with its adapters, as it is trained,
   the batch, the length and the type of the products; all of its total, 15 % of overhead included.
 - PyTorch's `MemTracker` (torch.distributed._tools.mem_tracker): the peak of the source's own code
-  on fake tensors of a CPU, by its total; without a card it can have no other.
+  on fake tensors of a CPU, by its total; without a card it can have no other. An autocast for CUDA
+  is one for CPUs there.
 - Five of the web, by the formulas that they print, in `web_calculators`: Hugging Face's anatomy of
   a model's memory (18 bytes of every parameter in mixed precision, 16 in 32 bits), the guide of the
   NAIRR pilot (40 bytes), vram.asmirnov.xyz (furiousteabag/vram-calculator), EleutherAI's

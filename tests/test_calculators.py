@@ -77,17 +77,25 @@ def test_kitsune_is_asked_by_its_own_code():
 
 
 def test_mem_tracker_finds_the_tensors_of_a_loop_and_refuses_frozen_weights():
-    def loop(frozen=False):
+    def loop(frozen=False, bf16=False):
         model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False), torch.nn.Linear(64, 1))
         model[0].weight.requires_grad_(not frozen)
         optimizer = torch.optim.SGD(model.parameters())
         for _ in range(2):
-            model(torch.zeros(8, 64)).sum().backward()
+            with torch.no_grad():
+                model(torch.zeros(8, 64))
+            for _ in range(2):  # passes of a step
+                with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+                    loss = model(torch.zeros(2048 if bf16 else 8, 64)).sum()
+                loss.backward()
             optimizer.step()
             optimizer.zero_grad()
 
-    found = mem_tracker.tracked(loop)
-    assert 2 * 4 * 64 * 65 < found < 1.3 * 2 * 4 * 64 * 65
+    weights = 4 * 64 * 65  # bytes; and of gradients those of one pass beside those of all
+    assert 3 * weights < mem_tracker.tracked(loop) < 3.3 * weights
+    assert mem_tracker.tracked(loop, mem_tracker.MemTracker) == mem_tracker.tracked(loop)
+    halves = 2048 * 64 * (4 + 2 * 2)  # texts, them in 16 bits, and what the first layer gives
+    assert mem_tracker.tracked(lambda: loop(bf16=True)) == pytest.approx(halves, rel=0.15)
     with pytest.raises(RuntimeError, match=mem_tracker.FROZEN):
         mem_tracker.tracked(lambda: loop(frozen=True))
 

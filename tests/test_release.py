@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -11,10 +12,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fake_cuda import files
 from planner import doctor
-from planner.command import main
+from planner.command import main, parsed
+from planner.terminal import setting
 from tools import release_check
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -201,7 +204,23 @@ def test_the_wheel_brings_what_the_command_reads(tmp_path):
 
 
 def test_each_step_of_the_workflow_names_what_exists():
+    """Its modules, its jobs, and commands that the command reads."""
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
-    assert "tags:" in text and "onegpu doctor" in text
-    for module in re.findall(r"python -m (tools\.\w+)", text):
-        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+    modules = re.findall(r"python -m (tools\.\w+)", text)
+    assert modules and all((ROOT / f"{m.replace('.', '/')}.py").is_file() for m in modules)
+    jobs = yaml.safe_load(text)["jobs"]
+    assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
+    asked = re.findall(r"^ +onegpu (?!--version)(.+)$", text, re.MULTILINE)
+    options = [parsed(shlex.split(line)) for line in asked]
+    assert {one.command for one in options} == {"doctor", "predict", "fit"}
+    assert all(setting(text) for one in options for text in one.settings)
+
+
+@pytest.mark.parametrize("name", ["release", "site"])
+def test_a_workflow_that_builds_the_site_installs_the_course(name):
+    """A page of it is the planner's answers, so it takes more than Sphinx."""
+    text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8")
+    steps = yaml.safe_load(text)["jobs"]["site"]["steps"]
+    runs = [step.get("run", "") for step in steps]
+    before = runs[: runs.index("python -m tools.site")]
+    assert any('-c constraints.txt -e ".[site]"' in run for run in before)

@@ -10,7 +10,7 @@ import re
 
 import pandas as pd
 
-from evidence import second_blind
+from evidence import second_blind, web_calculators
 from evidence.compare import errors
 from evidence.tables import DATA, ROOT
 from fake_cuda.constants import (
@@ -188,18 +188,31 @@ def constants() -> str:
 
 
 def calculators() -> str:
-    """The usual calculators on the same runs."""
+    """The usual calculators on the same runs, and peers."""
     rows = pd.read_csv(DATA / "calculators.csv")
-    ways = ["formula", "sixteen_bytes", "accelerate", "predicted"]
-    sizes = (rows[ways].div(rows["measured"], axis=0) - 1).abs()
-    middle = sizes.median().map(percent)
+    ways = [
+        "formula",
+        "sixteen_bytes",
+        "accelerate",
+        "kitsune",
+        "mem_tracker",
+        *web_calculators.WAYS,
+    ]
+    sizes = (rows[[*ways, "predicted"]].div(rows["measured"], axis=0) - 1).abs()
+    medians = sizes.median()
+    middle, web = medians.map(percent), medians[[*web_calculators.WAYS]]
     text = f"On {len(rows)} runs of one card each the usual calculators are "
     text += f"{middle['formula']} (a formula with activations), {middle['sixteen_bytes']} (16 "
-    text += f"bytes a parameter) and {middle['accelerate']} off in the median (`accelerate "
-    text += "estimate-memory`, which knows neither activations nor LoRA, and says so); predicting "
-    text += f"the real code is at worst {percent(sizes['predicted'].max())} off. That was no blind "
-    text += "test: some of these runs "
-    return text + "had exposed missing rules of ours (lesson 17)."
+    text += "bytes a parameter) and "
+    text += f"{middle['accelerate']} off in the median (`accelerate estimate-memory`, which knows "
+    text += f"neither activations nor LoRA, and says so), torch-kitsune {middle['kitsune']} (it "
+    text += "knows no length of a text, and has prices and inference), five calculators of the web "
+    text += f"{percent(web.min())} to {percent(web.max())} (they need no installation), PyTorch's "
+    text += f"`MemTracker` {middle['mem_tracker']} on the {rows['mem_tracker'].count()} that train "
+    text += "all weights (of which it tells each module's part); predicting the real code is at "
+    text += f"worst {percent(sizes['predicted'].max())} off. That was "
+    text += "no blind test: some of these runs had exposed missing rules of ours (lesson 17)."
+    return text
 
 
 def words() -> str:

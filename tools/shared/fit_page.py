@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from evidence.atlas import check, page
-from evidence.atlas.answers import Asked, Found
+from planner.atlas import Asked, Found
 
 NAME = "will_it_fit"
 CARDS = ("T4", "16GiB", "24GiB", "48GiB", "80GiB")  # of the table

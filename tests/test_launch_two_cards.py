@@ -1,13 +1,14 @@
 """What changes silently on two cards, and adapters over them: what lesson 18 says and is pasted."""
 
 import re
+import runpy
 import sys
 
 import nbformat
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from test_launch_files import LESSON, folder, free_port, launched, run, trained_and_saved
 
@@ -64,20 +65,18 @@ def test_sharded_states_save_no_weights_and_say_nothing(folder):
 
 
 # ------------------------------------------------------------------------------ adapters, two cards
-BASE = """
-import json, transformers
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer
-
-sizes = dict(hidden_size=128, intermediate_size=256, num_attention_heads=2, num_key_value_heads=2)
+DATA = """
 data = [{"input_ids": list(range(i, i + 16)), "labels": list(range(i, i + 16))} for i in range(32)]
+"""
+LOOKS = """
 
+def train_and_look(self):  # goes to the end of the recipe, which has imported Trainer
+    import json
 
-def train_and_look(self):
     result = train_fully(self)
     pieces = {n: getattr(p, "to_local", lambda p=p: p)() for n, p in self.model.named_parameters()}
     found = {"kind": type(self.model_wrapped).__name__, "ranks": self.args.world_size}
     found["base"] = sum(p.nbytes for name, p in pieces.items() if "base_layer" in name)
-    found["adapters"] = sum(p.nbytes for name, p in pieces.items() if "lora_" in name)
     if self.args.process_index == 0:
         json.dump(found, open("seen.json", "w"))
     return result
@@ -85,21 +84,22 @@ def train_and_look(self):
 
 train_fully, Trainer.train = Trainer.train, train_and_look
 """
-SAVES = """
-LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=2, **sizes)).save_pretrained("base")
-"""
+SHAPE = dict(hidden_size=128, intermediate_size=256, num_attention_heads=2, num_key_value_heads=2)
+FOUR_BITS = 2 * (4 * 128 * 128 + 3 * 128 * 256) // 2  # bytes of the base: two layers
 QUIET = 'max_steps=20, learning_rate=1e-2, report_to="none", save_strategy="no", disable_tqdm=True'
 
 
 @pytest.fixture
 def adapters(folder):
     """The folder with a model, and the lesson's lines for it, up to their launch."""
-    (folder / "base.py").write_text(BASE + SAVES)
-    done, _ = run(folder, f"{sys.executable} base.py")
-    assert done.returncode == 0, done.stderr[-2000:]
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=2, **SHAPE))
+    model.save_pretrained(folder / "base")
+    recipe = (folder / "qlora.py").read_text()
+    (folder / "qlora.py").write_text(recipe + LOOKS)
     text = pasted("kaggle").replace("meta-llama/Llama-3.1-8B", "base")
     assert text.count("num_train_epochs=1") == text.count("notebook_launcher(") == 1
-    return folder, BASE + text.replace("num_train_epochs=1", QUIET)
+    return folder, DATA + text.replace("num_train_epochs=1", QUIET)
 
 
 def loads(folder) -> bool:
@@ -113,17 +113,19 @@ def loads(folder) -> bool:
 
 
 def test_a_notebook_of_two_cards_trains_adapters_on_both(adapters):
+    """Each has the whole base."""
     folder, text = adapters
     text = text.replace("num_processes=2", f"num_processes=2, use_port='{free_port()}'")
     (folder / "notebook.py").write_text(text)
     done, seen = run(folder, f"{sys.executable} notebook.py", KAGGLE_KERNEL_RUN_TYPE="Interactive")
     assert done.returncode == 0 and seen, done.stderr[-2000:]
     assert (seen["kind"], seen["ranks"]) == ("DistributedDataParallel", 2)
+    assert seen["base"] == pytest.approx(FOUR_BITS, rel=0.01)
     assert loads(folder)
 
 
 @pytest.mark.parametrize("before, words", [
-    ("import bitsandbytes", "initialize device upon import"),
+    ("from transformers import Trainer", "* `bitsandbytes`"),
     ("from accelerate import Accelerator; Accelerator(cpu=True)", "only be initialized inside"),
 ])  # fmt: skip
 def test_a_notebook_that_was_used_before_is_refused(adapters, before, words):
@@ -133,12 +135,23 @@ def test_a_notebook_that_was_used_before_is_refused(adapters, before, words):
     assert done.returncode != 0 and words in done.stderr
 
 
+def test_each_process_loads_the_base_on_its_own_card(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    for rank, found in (("", "cuda:0"), ("1", "cuda:1")):
+        monkeypatch.setenv("LOCAL_RANK", rank) if rank else monkeypatch.delenv("LOCAL_RANK", False)
+        assert runpy.run_path(str(folder / "qlora.py"))["PLACE"] == found
+
+
 @pytest.mark.parametrize("storage, share", [("HALF", 1 / 2), ("torch.uint8", 1)])
 def test_fsdp2_cuts_four_bits_that_are_stored_as_floats(adapters, storage, share):
     folder, text = adapters
     patches = (folder / "train.py").read_text().partition("if os.environ.get")[0]
     function = text.replace("from accelerate import notebook_launcher", "")
     function = function.partition("notebook_launcher(")[0]
+    function = function.replace(
+        "max_steps", "use_cpu=False, dataloader_pin_memory=False, max_steps"
+    )
     (folder / "train.py").write_text(f"{patches}\n{function}\ntrain()\n")
     recipe = (folder / "qlora.py").read_text()
     assert recipe.count('"bnb_4bit_quant_storage": HALF') == 1
@@ -146,6 +159,5 @@ def test_fsdp2_cuts_four_bits_that_are_stored_as_floats(adapters, storage, share
     (folder / "qlora.py").write_text(recipe)
     seen = launched(folder, "fsdp2.yaml")
     assert seen["kind"] == "FSDPPeftModelForCausalLM"
-    four_bits = 2 * (4 * 128 * 128 + 3 * 128 * 256) // 2  # of two layers
-    assert seen["base"] == pytest.approx(share * four_bits, rel=0.01)
+    assert seen["base"] == pytest.approx(share * FOUR_BITS, rel=0.01)
     assert loads(folder)

@@ -1,7 +1,9 @@
 """What changes silently on two cards, and adapters over them: what lesson 18 says and is pasted."""
 
+import json
 import re
 import runpy
+import shlex
 import sys
 
 import nbformat
@@ -10,6 +12,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from helpers import load
+from planner.command import main
 from test_launch_files import LESSON, folder, free_port, launched, run, trained_and_saved
 
 __all__ = ["folder"]  # pytest finds it by its name
@@ -19,6 +23,15 @@ TORCHRUN = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-
 def pasted(cell: str) -> str:
     source = next(c for c in nbformat.read(LESSON, 4).cells if c.id == cell).source
     return re.search(r"```python\n(.*?)```", source, re.S)[1]
+
+
+def test_the_command_of_the_text_answers_what_is_recorded(capsys):
+    source = next(c for c in nbformat.read(LESSON, 4).cells if c.id == "predict-read").source
+    words = shlex.split(re.search(r"`onegpu (predict .*?)`", source)[1])
+    assert main([*words, "--json"]) == 0
+    row = load("predictions").query("set == 'ranks' and variant == 'FSDP2'").iloc[0]
+    found = json.loads(capsys.readouterr().out)
+    assert found["peak_allocated"] == pytest.approx(row["peak_allocated"], rel=1e-3)
 
 
 # ---------------------------------------------------------------------------------- silent changes

@@ -68,6 +68,27 @@ def test_plain_torchrun_reads_no_file_and_is_ddp(folder):
     trained_and_saved(folder, seen)
 
 
+FSDP1_WITHOUT_A_CARD = """
+import accelerate.utils.dataclasses, torch.distributed.fsdp._init_utils
+accelerate.utils.dataclasses.is_cuda_available = lambda: True
+torch.cuda.current_device = lambda: torch.device("cpu")
+torch.distributed.fsdp._init_utils._check_module_states_for_sync_module_states = lambda _: None
+"""
+
+
+def test_a_misspelt_version_trains_by_fsdp_1_and_says_nothing(folder):
+    file, script = folder / "fsdp2.yaml", (folder / "train.py").read_text()
+    file.write_text(file.read_text().replace("fsdp_version", "fsdp_versoin"))
+    script = script.replace('trainer.save_model("saved")\n', "")  # gloo cannot gather for it
+    (folder / "train.py").write_text(FSDP1_WITHOUT_A_CARD + script)
+    port = f"--main_process_port {free_port()}"
+    done, seen = run(folder, f"accelerate launch {port} --config_file fsdp2.yaml train.py")
+    assert done.returncode == 0 and seen, done.stderr[-2000:]
+    assert (seen["kind"], seen["share"]) == ("FullyShardedDataParallel", 0.5)
+    assert seen["trained"] < 0.7 * seen["before"]
+    assert not re.search("versoin|fsdp_version|FSDP ?[12]", done.stderr)
+
+
 def test_sharded_states_save_no_weights_and_say_nothing(folder):
     file = folder / "fsdp2.yaml"
     file.write_text(file.read_text().replace("FULL_STATE_DICT", "SHARDED_STATE_DICT"))
@@ -87,9 +108,14 @@ def train_and_look(self):  # goes to the end of the recipe, which has imported T
     import json
 
     result = train_fully(self)
-    pieces = {n: getattr(p, "to_local", lambda p=p: p)() for n, p in self.model.named_parameters()}
+    base = {n: p for n, p in self.model.named_parameters() if "base_layer" in n}
     found = {"kind": type(self.model_wrapped).__name__, "ranks": self.args.world_size}
-    found["base"] = sum(p.nbytes for name, p in pieces.items() if "base_layer" in name)
+    found["base"] = sum(getattr(p, "to_local", lambda p=p: p)().nbytes for p in base.values())
+    whole = [getattr(p, "full_tensor", lambda p=p: p)() for p in base.values()]  # of all ranks
+    read = [p for n, p in in_4_bits("base").named_parameters() if "_proj" in n]
+    same = [torch.equal(a.data.view(torch.uint8), b.data.view(torch.uint8))
+            for a, b in zip(whole, read, strict=True)]
+    found["trained_on_it"] = all(same)
     if self.args.process_index == 0:
         json.dump(found, open("seen.json", "w"))
     return result
@@ -133,6 +159,7 @@ def test_a_notebook_of_two_cards_trains_adapters_on_both(adapters):
     done, seen = run(folder, f"{sys.executable} notebook.py", KAGGLE_KERNEL_RUN_TYPE="Interactive")
     assert done.returncode == 0 and seen, done.stderr[-2000:]
     assert (seen["kind"], seen["ranks"]) == ("DistributedDataParallel", 2)
+    assert seen["trained_on_it"]
     assert seen["base"] == pytest.approx(FOUR_BITS, rel=0.01)
     assert loads(folder)
 
@@ -171,6 +198,6 @@ def test_fsdp2_cuts_four_bits_that_are_stored_as_floats(adapters, storage, share
     recipe = recipe.replace('_storage": HALF', f'_storage": {storage}')
     (folder / "qlora.py").write_text(recipe)
     seen = launched(folder, "fsdp2.yaml")
-    assert seen["kind"] == "FSDPPeftModelForCausalLM"
+    assert seen["kind"] == "FSDPPeftModelForCausalLM" and seen["trained_on_it"]
     assert seen["base"] == pytest.approx(share * FOUR_BITS, rel=0.01)
     assert loads(folder)

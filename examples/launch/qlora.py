@@ -5,7 +5,7 @@
 
 `data` are rows of `input_ids` and `labels` (-100: no loss). With texts of 1,024 tokens, one in a
 batch, the 8B model is predicted to fit a T4. Over two cards, as in lesson 18: under `torchrun` each
-has the whole base; `accelerate launch --config_file fsdp2.yaml` cuts it.
+has the whole base; `accelerate launch --config_file fsdp2.yaml` cuts it, once each has read it.
 """
 
 import os

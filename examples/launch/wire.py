@@ -1,4 +1,4 @@
-"""Seconds that collectives take between the ranks, and what they add to a step of DDP.
+"""Seconds that collectives take between the ranks, and what they add to passes under DDP.
 
 Where each rank has a card of its own, they talk by NCCL; elsewhere processes talk by gloo.
 """
@@ -54,8 +54,8 @@ def alone():
         model(samples).sum().backward()
 
 
-seen["step of DDP, nothing sent"] = seconds(alone)
-seen["step of DDP"] = seconds(lambda: model(samples).sum().backward())
+seen["passes under DDP, nothing sent"] = seconds(alone)
+seen["passes under DDP"] = seconds(lambda: model(samples).sum().backward())
 with open(f"{sys.argv[1]}.{rank}.json", "w") as file:
     json.dump({"backend": dist.get_backend(), "seconds": seen}, file)
 dist.destroy_process_group()

@@ -17,6 +17,8 @@ FACTS = (  # what --json says of a prediction
     "step_seconds step_seconds_low step_seconds_high host samples_per_second tokens_per_second "
     "limited_by shares model_flops_utilisation"
 ).split()
+ALONE = "gpu", "data", "longest"  # options of fit for one card, and those for several, too
+BOTH = "task", "length", "batch", "cache", "host"
 OK, BAD_INPUT, NOTHING_FITS, INTERRUPTED, CLOSED_PIPE = 0, 2, 3, 130, 141  # exit statuses
 
 
@@ -139,22 +141,19 @@ def _rank_predicted(options: argparse.Namespace) -> tuple:
 
 
 def fit_command(options: argparse.Namespace) -> tuple[str, int]:
-    """The recipes that fit a card, and an exit status for where none does."""
+    """The recipes that fit a card, or several, and an exit status for where none does."""
+    if options.gpus and (alone := next((n for n in ALONE if getattr(options, n)), "")):
+        raise ValueError(f"--{alone} is for one card, and --gpus names several: leave out one")
     from . import fit
+    from .search_several import fit_several
 
     with Progress() as progress:
-        found = fit(
-            options.model,
-            options.gpu,
-            task=options.task,
-            length=options.length,
-            batch=options.batch,
-            data=options.data,
-            longest=options.longest,
-            say=progress,
-            cache=options.cache,
-            host=options.host,
-        )
+        asked = {name: getattr(options, name) for name in BOTH} | {"say": progress}
+        if options.gpus:
+            found = fit_several(options.model, options.gpus, **asked)
+        else:
+            asked |= {"data": options.data, "longest": options.longest}
+            found = fit(options.model, options.gpu or "T4", **asked)
     text = found.to_json() if options.json else str(found)
     if options.code and found.recipes and not options.json:
         text += f"\n\n{found.recipes[0].code}"
@@ -241,7 +240,8 @@ def _fit_options(commands, both: Parser) -> None:
     command = commands.add_parser("fit", parents=[both], help="find recipes that fit a card")
     add = command.add_argument
     add("--model", required=True, help="a model's name, folder or hub id")
-    add("--gpu", default="T4", help="a card of data/gpus.csv, or memory: 24GiB")
+    add("--gpu", help="a card of data/gpus.csv, or memory: 24GiB; T4 is the default")
+    add("--gpus", metavar="2x24GiB", help="so many such cards: rank 0 of each way is predicted")
     add("--batch", type=int, default=8, help="samples of an optimizer step")
     add("--data", help="texts to read for their lengths: a file or folder")
     add("--longest", action="store_true", help="the longest sample, too")

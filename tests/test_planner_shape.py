@@ -27,9 +27,11 @@ ARROWS = {
     "search": {"techniques", "question", "predictions", "script", "answer"},
     "report": set(),
     "ranks": set(),
+    "several": {"techniques", "question", "facts"},
+    "search_several": {"question", "facts", "predictions", "cache", "ranks", "several"},
     "calibration": set(),
     "terminal": set(),
-    "command": {"search", "report", "ranks", "calibration", "terminal"},
+    "command": {"search", "search_several", "report", "ranks", "calibration", "terminal"},
     "__main__": {"command"},
 }
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "pandas", "numpy", "helpers"}

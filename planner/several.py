@@ -122,6 +122,7 @@ class Several:
     Args:
         asked: the model, one of the cards, and the samples of a step over all of them.
         ranks: how many cards.
+        cut_margin: how much more than predicted a rank of cut weights may need, as a share.
         recipes: those that fit.
         miss: of what was predicted what needs least, where nothing fits.
         not_tried: names of the ways for which no time was left.
@@ -129,6 +130,7 @@ class Several:
 
     asked: Question
     ranks: int
+    cut_margin: float
     recipes: list[Recipe]
     miss: Recipe | None
     not_tried: list[str]
@@ -150,8 +152,8 @@ class Several:
         lines = [
             f"{asked.workload.title}, effective batch {asked.batch}, on {self.ranks} x "
             f"{card.facts['asked']}: {gib(card.memory)} each, of which the recipes leave room",
-            f"for a context and for {asked.margin:.1%} more than predicted: 19 of 20 blind runs of "
-            "one card needed no more.",
+            f"for a context and for more than predicted: {asked.margin:.1%}, with fsdp2 "
+            f"{self.cut_margin:.1%}. 19 of 20 blind runs needed no more.",
             "What NCCL takes is not counted. Rank 0 is predicted, with PyTorch's own wrappers.",
         ]
         if not self.recipes:
@@ -178,6 +180,7 @@ class Several:
             "gpu": asked.card.facts["asked"],
             "memory": asked.card.memory,
             "margin": asked.margin,
+            "cut_margin": self.cut_margin,
             "recipes": [{"fits": fits} | recipe.to_dict() for recipe in self.shown],
             "not_tried": self.not_tried,
             "versions": versions(),

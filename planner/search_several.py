@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from fake_cuda.scripts.verdict import ONE_UPDATE
 from fake_cuda.scripts.words import RANK_0
 from helpers.hardware import GPU, data_file, gpu, supports
 from helpers.host import host_of
@@ -61,6 +62,10 @@ def ask_several(
         near = batch + ranks - batch % ranks
         raise ValueError(f"a batch of {batch} does not divide over {ranks} cards: {near} does")
     return asked, ranks
+
+
+class TooLong(ValueError):
+    """A prediction was not ready in its time, which a busy machine may need."""
 
 
 @functools.cache
@@ -135,6 +140,10 @@ class Search:
             found = predict_rank(
                 asked.workload, card, self.ranks, way.parallel, host=self.host, say=say, **settings
             )
+            if (
+                ONE_UPDATE in found.note
+            ):  # what its link carried before the first one counts as well
+                raise TooLong(f"{way.name} was not predicted in the time that a script has")
             return _stretched(Facts.of(found), found, times)
 
         if not self.keep:
@@ -156,12 +165,15 @@ class Search:
         asked, share = self.asked, self.asked.batch // self.ranks
         room = asked.card.memory
         weights = way.least(self.ranks, self.bf16) * asked.workload.parameters()
-        if self.need(way, weights) > room:
+        if (least := self.need(way, weights)) > room:
             return None
+        one = self.recipe(way, 1) if 2 * least > room else None  # where it is tight, the less first
+        if one and (one.need > room or share == 1):
+            return one if one.need <= room else None
         whole = self.recipe(way, share)
         if whole.need <= room or share == 1:
             return whole if whole.need <= room else None
-        one = self.recipe(way, 1)
+        one = one or self.recipe(way, 1)
         if one.need > room:
             return None
         per_sample = (whole.need - one.need) / (share - 1)
@@ -182,8 +194,11 @@ class Search:
                     continue  # what follows saves memory, which is not short
                 if time.monotonic() - began > SECONDS:
                     left.append(way.name)
-                elif recipe := self.fitting(way):
-                    here.append(recipe)
+                    continue
+                try:
+                    here += filter(None, [self.fitting(way)])
+                except TooLong:
+                    left.append(way.name)
             found += sorted(here, key=lambda recipe: recipe.slowest)
         return found, left
 

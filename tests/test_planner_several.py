@@ -3,6 +3,7 @@
 But for the last test a formula stands in the place of the predictions.
 """
 
+import dataclasses
 import json
 import re
 
@@ -15,8 +16,8 @@ from planner import search_several
 from planner.command import main
 from planner.facts import Facts
 from planner.ranks import cut_as_asked
-from planner.search_several import CARRIES, Search, cut_margin, fit_several
-from planner.several import SMALLEST, WAYS
+from planner.search_several import CARRIES, Search, ask_several, cut_margin, fit_several
+from planner.several import SECONDS, SMALLEST, WAYS
 
 WEIGHTS = {"ddp": 16, "zero1": 12, "fsdp2": 6}  # GiB of what is kept, over two cards
 COMPUTES = 1.0  # seconds of a step
@@ -129,7 +130,18 @@ def test_after_its_time_no_other_way_is_begun_and_it_says_so(decoder, by_formula
     monkeypatch.setattr(search_several.time, "monotonic", lambda: next(clock))
     found = fit_several(decoder, "2x18GiB", length=16, batch=8)
     assert found.not_tried and "full, fsdp2" in found.not_tried
-    assert f"not tried any more: {found.not_tried[0]}" in str(found)
+    assert f"Not tried, since {SECONDS} s were over" in str(found)
+    assert found.not_tried[0] in str(found).splitlines()[-1]
+
+
+def test_a_prediction_that_came_to_no_end_is_none(decoder, monkeypatch):
+    """With one update, what it sent at its start would count as a step's."""
+    given = search_several.predict_rank
+    told = lambda *a, **k: dataclasses.replace(given(*a, **k), note=search_several.ONE_UPDATE)  # noqa: E731
+    monkeypatch.setattr(search_several, "predict_rank", told)
+    search = Search(*ask_several(decoder, "2xA100-80GB", length=16), print, False, None, [])
+    with pytest.raises(search_several.TooLong, match="LoRA, fsdp2"):
+        search.recipe(WAYS[-3], 1)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)

@@ -134,7 +134,7 @@ class Search:
         """The prediction with `told` micro-batches, its time that of so many times as many."""
         asked, settings = self.asked, way.settings(micro_batch, told, self.bf16)
 
-        def make() -> Facts:
+        def _made() -> Facts:
             say = functools.partial(_said, self.say, f"{way.name}, micro-batch {micro_batch}")
             card = asked.card.name
             found = predict_rank(
@@ -147,11 +147,11 @@ class Search:
             return _stretched(Facts.of(found), found, times)
 
         if not self.keep:
-            return make()
+            return _made()
         key = [asked.workload.config.to_dict(), asked.workload.length, self.ranks, way.parallel]
         key += [settings, times, cache.code(), _script_code(), asked.card.name]
         key += [asked.card.facts, host_of(self.host, gpu(asked.card.name))]
-        return cache.kept(json.dumps(key, default=str), make)
+        return cache.kept(json.dumps(key, default=str), _made)
 
     def _seconds(self, computing: float, sent: float) -> dict[str, tuple[float, float]]:
         """Of a step, by link of the card: all that travels hidden, and none."""

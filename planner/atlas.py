@@ -159,7 +159,3 @@ class Asked:
             if same and one.reserved * margin + card["context"] <= card["memory"]:
                 return card["name"]
         return ""
-
-
-def _size(one: Found) -> int:
-    return one.micro_batch

@@ -192,41 +192,14 @@ def _rank_predicted(options: argparse.Namespace) -> tuple:
 
 
 def fit_command(options: argparse.Namespace) -> tuple[str, int]:
-    """The recipes that fit a card, and an exit status for where none does."""
-    found = _recorded(options) or _searched(options)
+    """The recipes that fit a card, or several, and an exit status for where none does."""
+    from .finding import find
+
+    found = find(options)
     text = found.to_json() if options.json else str(found)
     if options.code and found.recipes and not options.json:
         text += f"\n\n{found.recipes[0].code}"
     return text, OK if found.recipes else NOTHING_FITS
-
-
-def _recorded(options: argparse.Namespace):
-    """What the atlas has; None where it has no answer or is not asked."""
-    from . import recorded
-
-    others = (options.exact, options.data, options.longest, options.host, not options.cache)
-    if any(others) or options.task == "text_classification":
-        return None
-    return recorded.fit(options.model, options.gpu, options.length, options.batch)
-
-
-def _searched(options: argparse.Namespace):
-    """What is predicted now."""
-    from . import fit
-
-    with Progress() as progress:
-        return fit(
-            options.model,
-            options.gpu,
-            task=options.task,
-            length=options.length,
-            batch=options.batch,
-            data=options.data,
-            longest=options.longest,
-            say=progress,
-            cache=options.cache,
-            host=options.host,
-        )
 
 
 def calibrate_command(options: argparse.Namespace) -> str:

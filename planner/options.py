@@ -67,7 +67,8 @@ def _fit_options(commands, both: Parser) -> None:
     command = commands.add_parser("fit", parents=[both], help="find recipes that fit a card")
     add = command.add_argument
     add("--model", required=True, help="a model's name, folder or hub id")
-    add("--gpu", default="T4", help="a card of data/gpus.csv, or memory: 24GiB")
+    add("--gpu", help="a card of data/gpus.csv, or memory: 24GiB; T4 is the default")
+    add("--gpus", metavar="2x24GiB", help="so many such cards: rank 0 of each way is predicted")
     add("--batch", type=int, default=8, help="samples of an optimizer step")
     add("--data", help="texts to read for their lengths: a file or folder")
     add("--longest", action="store_true", help="the longest sample, too")

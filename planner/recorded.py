@@ -118,7 +118,8 @@ def fit(model: str, gpu: str, length: int | None, batch: int) -> Fit | None:
 
     Returns:
         As `planner.fit`; None where this is not recorded, or was with other versions of torch and
-        transformers than are installed, or where something is known of this machine's host.
+        transformers than are installed, or where something is known of this machine's host, or
+        where nothing fits, for the search also knows what would.
     """
     try:
         asked = _asked(model, gpu, length, batch)
@@ -132,8 +133,7 @@ def fit(model: str, gpu: str, length: int | None, batch: int) -> Fit | None:
     if any(_installed(name) != _release(asked.model[name]) for name in DECIDE):
         return None
     found = asked.fits()
-    nearest = None if found else asked.miss()
-    return _answer(asked, found, nearest) if found or nearest else None
+    return _answer(asked, found) if found else None
 
 
 def _asked(model: str, gpu: str, length: int | None, batch: int) -> Asked | None:
@@ -167,15 +167,13 @@ def _installed(name: str) -> str:
         return ""
 
 
-def _answer(asked: Asked, found: list[Found], nearest: Found | None) -> Fit:
+def _answer(asked: Asked, found: list[Found]) -> Fit:
     model = asked.model
     made = {name: _release(model[name]) for name in DECIDE}
     used = ", ".join(f"{name} {version}" for name, version in made.items())
     return Fit(
         question=_question(asked),
         recipes=[_recipe(asked, one) for one in found],
-        miss=_recipe(asked, nearest) if nearest else None,
-        longest={} if found else {asked.index["smallest"]: _longest(asked)},
         versions=made,
         source=f"Recorded on {model['date']} with {used}: of 20 such answers 19 reserve within "
         f"{usual_error():.1%} of a full prediction, which --exact makes in a minute or two.",
@@ -232,10 +230,3 @@ def _recipe(asked: Asked, one: Found) -> Recipe:
         code=code,
     )
 
-
-def _longest(asked: Asked) -> int:
-    """The longest recorded sample that fits with a micro-batch of one; 0 if none does."""
-    singles = (replace(asked, length=length, batch=1) for length in asked.index["lengths"])
-    misses = ((one.length, one.miss()) for one in singles)
-    fits = [n for n, miss in misses if miss and miss.need <= asked.card["memory"]]
-    return max(fits, default=0)

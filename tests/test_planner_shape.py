@@ -29,14 +29,15 @@ ARROWS = {
     "search": {"techniques", "question", "predictions", "script", "answer"},
     "report": set(),
     "ranks": set(),
+    "several": {"techniques", "question", "facts"},
+    "search_several": {"question", "facts", "predictions", "cache", "ranks", "several"},
     "prices": set(),
     "calibration": set(),
     "terminal": set(),
     "doctor": {"terminal"},
     "options": {"terminal"},
-    "command": set(
-        "search recorded report ranks prices calibration doctor terminal options".split()
-    ),
+    "finding": {"answer", "several", "recorded", "search", "search_several", "terminal"},
+    "command": set("finding report ranks prices calibration doctor terminal options".split()),
     "__main__": {"command"},
 }
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "pandas", "numpy", "helpers"}

@@ -767,18 +767,18 @@ def test_each_message_of_torchs_is_provoked():
 
 
 @pytest.mark.parametrize(
-    ("run", "what", "original"),
+    ("run", "card", "what", "original"),
     [
-        (lambda: LAYER(torch.ones(1, 2)), refusals.OUTSIDE, AssertionError),
-        (flex, refusals.FLEX, NotImplementedError),
-        (lambda: torch.compile(flex)(), refusals.FLEX, NotImplementedError),
+        (lambda: LAYER(torch.ones(1, 2)), (8, 0), refusals.OUTSIDE, AssertionError),
+        (flex, None, refusals.FLEX, NotImplementedError),
+        (lambda: torch.compile(flex)(), None, refusals.FLEX, NotImplementedError),
     ],
     ids=["a model made outside", "flex attention", "flex attention, compiled"],
 )
-def test_what_a_function_of_torchs_finds_is_raised_there(run, what, original):
+def test_what_a_function_of_torchs_finds_is_raised_there(run, card, what, original):
     """By its place, whatever torch says: the text of its error may change."""
     with pytest.raises(NotSimulated) as caught:
-        simulate(run)
+        simulate(run, card)
     assert caught.value.what == what and str(caught.value) == f"the run uses {what}"
     assert isinstance(caught.value.__cause__, original)
 

@@ -475,6 +475,40 @@ assert within[2].weight is within[1].weight
 """)
 
 
+def test_a_module_that_keeps_a_part_in_float32_keeps_it(run):
+    run("""
+class Half(torch.nn.Module):  # all but its norm, as mixtures keep their routers
+    def __init__(self):
+        super().__init__()
+        self.product, self.norm = torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self.norm.float()
+        return self
+within = torch.nn.Sequential(Half(), torch.nn.Linear(8, 8)).to("cuda").half()
+assert within[0].product.weight.dtype == within[1].weight.dtype == torch.float16
+assert within[0].norm.weight.dtype == torch.float32
+""")
+
+
+def test_who_holds_a_parameter_holds_it_after_a_move(run):
+    """An optimizer that was made before goes on updating it, and the gradient comes along."""
+    run("""
+within = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+within[1].again = within[1].running_mean
+optimizer = torch.optim.AdamW(within.parameters())
+within.to("cuda")(torch.ones(4, 8, device="cuda")).sum().backward()
+within.to(torch.bfloat16)
+weight = within[0].weight
+assert optimizer.param_groups[0]["params"][0] is weight and weight.dtype == torch.bfloat16
+assert weight.grad.dtype == torch.bfloat16 and weight.grad.is_cuda and weight.is_leaf
+optimizer.step()
+assert optimizer.state[weight]["exp_avg"].dtype == torch.bfloat16
+empty = torch.nn.Linear(8, 8, device="meta").to_empty(device="cuda")
+assert empty.weight.is_cuda and isinstance(empty.weight, torch.nn.Parameter)
+""")
+
+
 def test_a_mask_of_flex_attention_is_refused_by_name(run):
     with pytest.raises(ValueError, match="in line .* cannot do: it uses flex attention, which"):
         run("""

@@ -16,7 +16,8 @@ def parser() -> argparse.ArgumentParser:
     both.add_argument("--length", type=int, help="tokens in a sample")
     both.add_argument("--json", action="store_true", help="everything, for programs")
     found.add_argument("--version", action="version", version=f"%(prog)s {version()}")
-    commands = found.add_subparsers(metavar="command", required=True)
+    names = "predict, fit, calibrate, report or doctor"
+    commands = found.add_subparsers(metavar=names, required=True)
     _predict_options(commands, both)
     _fit_options(commands, both)
     _calibrate_options(commands, both)

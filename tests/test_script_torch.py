@@ -509,9 +509,18 @@ assert empty.weight.is_cuda and isinstance(empty.weight, torch.nn.Parameter)
 """)
 
 
-def test_a_mask_of_flex_attention_is_refused_by_name(run):
-    with pytest.raises(ValueError, match="in line .* cannot do: it uses flex attention, which"):
-        run("""
-from torch.nn.attention.flex_attention import create_block_mask
-create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cuda")
-""")
+MASKED = """
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cuda")
+query = torch.zeros(1, 2, 256, 16, device="cuda", requires_grad=True)
+{attention}(query, query, query, block_mask=mask).sum().backward()
+assert query.grad.shape == query.shape and mask.kv_num_blocks.is_cuda
+assert mask.full_kv_num_blocks.tolist() == [[[0, 1]]], mask.full_kv_num_blocks.tolist()
+"""
+
+
+def test_flex_attention_with_a_mask_of_the_card(run):
+    """The mask is made pair by pair, under vmap, where tensors of the card look real."""
+    run(MASKED.format(attention="torch.compile(flex_attention)"))
+    with pytest.raises(ValueError, match="in line .* flex attention that is not compiled"):
+        run(MASKED.format(attention="flex_attention"))

@@ -13,11 +13,12 @@ from typing import NamedTuple
 from helpers.hardware import gib, supports, versions
 from helpers.host import host_of
 
-from .answer import Fit, Recipe
+from .answer import CHANGE, ORDERS, SMALLEST, Fit, Recipe, ordered
 from .predictions import Predictions, no_progress
 from .question import Question, ask, known_cards, token_counts
 from .script import script
-from .techniques import KINDS, ON_THE_HOST, SMALLEST, WAYS, Kind, Plan
+from .techniques import KINDS, ON_THE_HOST, WAYS, Kind, Plan
+from .techniques import SMALLEST as SMALLEST_KIND
 
 # The numbers below are choices of ours; no row of data chose them.
 # A kind that changes more has to be so many times as fast as what was found, to be shown. Of two
@@ -26,6 +27,7 @@ FASTER = 1.1
 # Plans that take so many times as long as the fastest are as good: then less trouble decides. A
 # line through two predictions may be off by as much.
 AS_FAST = 1.02
+AS_SMALL = 1.02  # the same of what they need, where the smallest is asked for
 TRIES = 3  # full predictions of a kind, a few seconds each; the first one nearly always fits
 # Tokens of the two twins that tell how memory grows with a sample.
 SHORT, LONG = 512, 2048
@@ -168,6 +170,19 @@ class Search:
                     break
         return found
 
+    def smallest(self) -> list[Recipe]:
+        """Of each kind that fits what needs least, whatever that takes in time."""
+        found = []
+        for kind in KINDS:
+            plans = [Plan(kind, way) for way in self.question.ways() if self._may_fit(kind)]
+            lines = {plan: line for plan in plans if (line := self._line(plan))}
+            least = AS_SMALL * min((line.need for line in lines.values()), default=0)
+            for plan, line in lines.items():
+                if line.need <= least:
+                    found.append(self.recipe(plan, line.smallest, line.per_sample))
+                    break
+        return [recipe for recipe in found if recipe.need <= self.question.card.memory]
+
     def longest(self, plan: Plan) -> int:
         """The longest sample in tokens that fits with a micro-batch of one; 0 if none does."""
         single = replace(self.predictions, question=replace(self.question, batch=1))
@@ -215,6 +230,7 @@ def fit(
     say: Callable[[str], None] = no_progress,
     cache: bool = True,
     host: float | str | None = None,
+    order: str = CHANGE,
 ) -> Fit:
     """Recipes to train a model on a card, predicted.
 
@@ -229,9 +245,12 @@ def fit(
         say: is told what is being predicted.
         cache: whether predictions are kept on disk, in `build/predictions`.
         host: seconds that the card's computer takes for an operation, as `predict` takes them.
+        order: "change": of each kind of training the fastest combination, least change to the
+            result first; "fastest": the same, most tokens a second first; "smallest": of each kind
+            the combination that needs least memory, the smallest first.
 
     Returns:
-        A `Fit`: recipes, least change first, then the fastest, or the nearest miss. What a recipe
+        A `Fit`: recipes in their order, or the nearest miss. What a recipe
         needs, in bytes, includes a CUDA context and the margin that covers 19 of 20 blind
         predictions.
 
@@ -243,17 +262,20 @@ def fit(
         >>> found.recipes[0].name, found.recipes[0].price
         ('full', 'nothing')
     """
+    if order not in ORDERS:
+        raise ValueError(f"{order!r} is no order of recipes: one of {', '.join(ORDERS)}")
     question = ask(model, gpu, task, length, batch)
     sizes = token_counts(data, question.hub_id) if data else []
     host_of(host, question.card)  # what is wrong with it is said at once
     search = Search(Predictions(question, say, cache, host))
-    recipes = search.recipes()
+    recipes = search.smallest() if order == SMALLEST else search.recipes()
     most_saving = question.ways()[-1]
-    miss = None if recipes else search.recipe(Plan(SMALLEST, most_saving), 1)
-    kinds = [recipe.plan.kind for recipe in recipes if longest] if recipes else [SMALLEST]
+    miss = None if recipes else search.recipe(Plan(SMALLEST_KIND, most_saving), 1)
+    kinds = [recipe.plan.kind for recipe in recipes if longest] if recipes else [SMALLEST_KIND]
     return Fit(
         question=question,
-        recipes=recipes,
+        recipes=ordered(recipes, order),
+        order=order,
         miss=miss,
         longest={kind.name: search.longest(Plan(kind, most_saving)) for kind in kinds},
         data=search.about_data(sizes, recipes[0] if recipes else miss) if sizes else "",

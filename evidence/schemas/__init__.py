@@ -35,6 +35,8 @@ SCHEMAS = {  # by path below data/, without ".csv"
     "measurements/dynamics": by_hand.dynamics,
     "measurements/first_roles": measured.first_roles,
     "measurements/kernels": measured.kernels,
+    "measurements/kernels_h100": measured.kernels_h100,
+    "measurements/kernels_liger": measured.kernels_liger,
     "measurements/methods": measured.methods,
     "measurements/out_of_memory": measured.out_of_memory,
     "measurements/peaks": measured.peaks,

@@ -29,7 +29,7 @@ BEGIN, END = "<!-- made by evidence/trust.py -->\n", "<!-- to here -->\n"
 KEY = ["set", "run", "quantity"]
 KERNELS = "liger-kernels"  # one operation a row: many are exact, and they are no training runs
 HEAD = (
-    "| predicted | rows | sources | median error | median of the sources | nine of ten within "
+    "| predicted | rows | sets | median error | median of the sets | nine of ten within "
     "| worst |\n|---|---|---|---|---|---|---|\n"
 )
 
@@ -135,7 +135,8 @@ def rows_of_memory(table: pd.DataFrame, judged: pd.DataFrame) -> str:
     runs = judged.groupby(["set", "run"]).ngroups
     cards = judged["card"].nunique()
     t4 = "T4" in set(judged["card"]) | set(steps()[0]["card"])
-    text = f"The {len(judged)} rows of memory that judge are of {runs} runs on at least {cards} "
+    text = "A set is what one source measured, mostly on one card. "
+    text += f"The {len(judged)} rows of memory that judge are of {runs} runs on at least {cards} "
     text += f"kinds of card; {peft} are of one repository (PEFT's comparison, on an L40S), and "
     text += f"{unnamed} name no card. {'' if t4 else 'None, of memory or of time, is of a T4. '}"
     text += f"About as many, {roles['excluded']}, are left out, each with its reason, and "

@@ -14,6 +14,7 @@ Writes: data/kernel_times.csv, data/blind_kernel_times.csv
 import sys
 from collections.abc import Callable
 from functools import cache, partial
+from types import SimpleNamespace
 
 import pandas as pd
 import torch
@@ -180,7 +181,7 @@ def softmax(width: int) -> Callable:
 
 @cache
 def _of_liger(operation: str, of: str, size: int, name: str) -> tuple:
-    row = pd.Series({"operation": operation, "of": of, "size": size})
+    row = SimpleNamespace(operation=operation, of=of, size=size)
     return operations(of_liger(row), name)
 
 

@@ -219,7 +219,8 @@ def rows() -> pd.DataFrame:
 def write() -> None:
     """Predict all rows."""
     table = rows()
-    replace_file(PREDICTED, table.assign(predicted=table["predicted"].map("{:.4g}".format)))
+    told = table["predicted"].map("{:.4g}".format, na_action="ignore")
+    replace_file(PREDICTED, table.assign(predicted=told))
 
 
 def keep() -> None:

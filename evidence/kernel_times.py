@@ -11,6 +11,7 @@ code here (`NOT_WRITTEN`) and stay without a prediction.
 Writes: data/kernel_times.csv, data/blind_kernel_times.csv
 """
 
+import json
 import sys
 from collections.abc import Callable
 from functools import cache, partial
@@ -32,10 +33,11 @@ from fake_cuda.products import Attention, Product
 
 PREDICTED, FIRST = DATA / "kernel_times.csv", DATA / "blind_kernel_times.csv"
 H100, LIGER = MEASURED / "kernels_h100.csv", MEASURED / "kernels_liger.csv"
-KEY = ["table", "what", "pass", "type", "shape", "card"]
+KEY = ["table", "what", "pass", "type", "shape", "settings", "card"]
 COLUMNS = [*KEY, "seconds", "role", "predicted", "predicted_with", "date"]
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SIZES = {"bf16": 2, "fp16": 2, "fp32": 4, "tf32": 4}  # bytes of a number
+NEIGHBOURS = 512  # the width of neighbourhood attention in liger_operations
 WORDS = 50257  # of an embedding, of which only the rows that are asked for are read
 NOT_WRITTEN = set(
     "distill_cosine_loss distill_jsd_loss fused_linear_cpo_loss fused_linear_grpo_loss_sequence "
@@ -122,10 +124,10 @@ def one_of_h100(row, kernels: Kernels) -> float:
 
 def of_liger(row) -> Callable:
     """The operation of a row of kernels_liger.csv, as liger_operations and this module have it."""
-    n = row.size
+    n, told = row.size, json.loads(row.settings)
     known = {
         "cross_entropy": liger.cross_entropy,
-        "embedding": embedding,
+        "embedding": partial(embedding, told.get("D")),
         "fused_add_rms_norm": liger.add_rms_norm,
         "fused_linear_cross_entropy": liger.linear_cross_entropy,
         "fused_linear_jsd": liger.linear_jensen_shannon,
@@ -140,7 +142,7 @@ def of_liger(row) -> Callable:
         "relu_squared": relu_squared,
         "rms_norm": liger.rms_norm,
         "rope": (lambda h: liger.rope(h, 2048)) if row.of == "H" else partial(liger.rope, 8192),
-        "softmax": softmax,
+        "softmax": partial(softmax, told.get("dtype")),
         "swiglu": partial(liger.mlp, "swiglu", 4),
         "tiled_geglu": lambda t: liger.mlp("geglu", 2, t, 2048, 4096),
         "tiled_swiglu": lambda t: liger.mlp("swiglu", 2, t, 2048, 4096),
@@ -149,8 +151,14 @@ def of_liger(row) -> Callable:
     return partial(known[row.operation], n)
 
 
-def embedding(words: int) -> Callable:
-    table, tokens = nn.Embedding(words, 768), torch.zeros(32, 512, dtype=torch.long)
+def of_another_width(row) -> bool:
+    """Whether it is neighbourhood attention that liger_operations has in another width."""
+    near = row.operation == "fused_neighborhood_attention"
+    return near and json.loads(row.settings)["hidden_size"] != NEIGHBOURS
+
+
+def embedding(width: int, words: int) -> Callable:
+    table, tokens = nn.Embedding(words, width), torch.zeros(16384, dtype=torch.long)
     return liger.with_new_gradient(lambda _: table(tokens), None)
 
 
@@ -174,20 +182,21 @@ def relu_squared(width: int) -> Callable:
     return liger.with_new_gradient(lambda x: F.relu(x).pow(2), x)
 
 
-def softmax(width: int) -> Callable:
-    x = torch.zeros(2048, width, requires_grad=True)
+def softmax(dtype: str, width: int) -> Callable:
+    kind = liger.BF16 if dtype == "torch.bfloat16" else torch.float32
+    x = torch.zeros(2048, width, dtype=kind, requires_grad=True)
     return liger.with_new_gradient(lambda x: F.softmax(x, -1), x)
 
 
 @cache
-def _of_liger(operation: str, of: str, size: int, name: str) -> tuple:
-    row = SimpleNamespace(operation=operation, of=of, size=size)
+def _of_liger(operation: str, of: str, size: int, settings: str, name: str) -> tuple:
+    row = SimpleNamespace(operation=operation, of=of, size=size, settings=settings)
     return operations(of_liger(row), name)
 
 
 def one_of_liger(row, kernels: Kernels) -> float:
     """The predicted seconds of a row of kernels_liger.csv: of a full pass, or of its part."""
-    found, phases = _of_liger(row.operation, row.of, int(row.size), row.card)
+    found, phases = _of_liger(row.operation, row.of, int(row.size), row.settings, row.card)
     back = [phases[op.phase] == "backward" for op in found]
     whole = {"forward": [not b for b in back], "backward": back, "full": [True] * len(back)}
     # A gradient of the result is drawn before or anew: of a part it is none.
@@ -204,13 +213,14 @@ def rows() -> pd.DataFrame:
     for row in h100[h100["kind"] != "host"].itertuples():
         told = one_of_h100(row, Kernels(card(row.card)))
         shape = " ".join(filter(None, [row.shape, row.layout if row.kind == "product" else ""]))
-        found.append(["h100", row.what, "", row.type, shape, row.card, row.seconds, row.role, told])
+        key = ["h100", row.what, "", row.type, shape, "", row.card]
+        found.append([*key, row.seconds, row.role, told])
     for row in of_others.itertuples():
         told = None
-        if row.operation not in NOT_WRITTEN:
+        if row.operation not in NOT_WRITTEN and not of_another_width(row):
             told = one_of_liger(row, Kernels(card(row.card)))
         size = f"{row.of} {row.size}"
-        key = ["liger", row.operation, row[3], "", size, row.card]
+        key = ["liger", row.operation, row[3], "", size, row.settings, row.card]
         found.append([*key, row.seconds, row.role, told])
     made = [libraries(), today()]
     return pd.DataFrame([[*row, *made] for row in found], columns=COLUMNS)

@@ -179,6 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="also what today's code made")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
     parser.add_argument("--plan", action="store_true", help="say what would be made, and stop")
+    parser.add_argument("--keep", action="store_true", help="keep traces and write no table")
     parser.add_argument("--list", action="store_true", help="say what can be named, and stop")
     options = parser.parse_args(arguments)
     if options.list:
@@ -191,6 +192,8 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ValueError(suggest(name, names(), "set or part of the evidence"))
         plan = planned(asked, options.again)
         print(told(plan), flush=True)
+        if options.keep:
+            return 2 if record.make(plan.jobs, options.jobs) else 0
         return 0 if options.plan else carry_out(plan, options.jobs)
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)

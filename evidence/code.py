@@ -35,10 +35,10 @@ DIGITS = 12  # of the hash, in hexadecimal: enough to tell some hundred states o
 
 
 @cache
-def code_hash(*modules: str) -> str:
-    """The hash of the code behind modules such as `evidence.sources.fms`."""
+def code_hash(*modules: str, without: tuple[str, ...] = ()) -> str:
+    """The hash of the code behind modules such as `evidence.sources.fms`; `without` some of it."""
     whole = hashlib.sha256()
-    for name in sorted(modules_behind(*modules)):
+    for name in sorted(modules_behind(*modules) - set(without)):
         whole.update(f"{name} {_meaning_of(name)}\n".encode())
     return whole.hexdigest()[:DIGITS]
 

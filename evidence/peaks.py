@@ -9,10 +9,10 @@ from pathlib import Path
 import pandas as pd
 
 from evidence import runs, schemas
-from evidence.record import Predicted
 from evidence.runs import Job
 from evidence.tables import DATA, MADE, libraries, old_rows, replace_file, today, unchanged
 from evidence.tables import MEASURED as FOLDER
+from evidence.traces import Predicted
 
 MEASURED, PREDICTED = FOLDER / "peaks.csv", DATA / "real_cards.csv"
 OF_SEVERAL = FOLDER / "several_cards.csv", DATA / "several_cards.csv"

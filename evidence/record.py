@@ -11,71 +11,21 @@ import multiprocessing
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 from tqdm import tqdm
 
-from evidence import runs
+from evidence import traces
 from evidence.runs import Job
 from evidence.tables import ROOT, libraries
-from fake_cuda import cost
 from helpers import host
 
 KEPT = ROOT / "build" / "evidence"
-PEAKS = {"allocated": "peak_allocated", "reserved": "peak_reserved"}
-
-
-class Step(NamedTuple):
-    """What `cost.step_time` was asked of the last step of a run."""
-
-    operations: list
-    phases: list[str]
-    card: Any
-    options: dict
-
-
-class Predicted(NamedTuple):
-    """A run of a source: bytes by quantity, and its step, None where nobody timed it."""
-
-    amounts: dict[str, int]
-    step: Step | None
-
-
-def traced(predict: Callable) -> tuple[Any, Step | None]:
-    """What a prediction returns, and the last step whose time it asked for."""
-    seen, real = [], cost.step_time
-
-    def step_time(operations, phases, card, **options):
-        seen.append(Step(operations, phases, card, options))
-        return real(operations, phases, card, **options)
-
-    with mock.patch.object(cost, "step_time", step_time):
-        found = predict()
-    return found, seen[-1] if seen else None
-
-
-def amounts(found) -> dict[str, int]:
-    """Bytes by quantity: of a simulation or prediction its peaks, else what the run returned."""
-    if not isinstance(found, dict):
-        found = {name: getattr(found, field) for name, field in PEAKS.items()}
-    return {name: int(n) for name, n in found.items()}
-
-
-def of_source(job: Job) -> Predicted:
-    """Predict a run of a source, once if the same module measures and times it."""
-    found, step = {}, None
-    if job.bytes_too:
-        predict = runs.predictions(job.module, "PEAKS", job.set)[job.run, ""]
-        made, step = traced(predict)
-        found = amounts(made)
-    if job.seconds_too and step is None:  # the bytes were predicted without a card's rates
-        step = traced(runs.predictions(job.module, "STEPS", job.set)[job.run, ""])[1]
-    return Predicted(found, step if job.seconds_too else None)
 
 
 def made(job: Job) -> Any:
@@ -85,12 +35,8 @@ def made(job: Job) -> Any:
 
 
 def _made(job: Job) -> Any:
-    if job.kind == "source":
-        return of_source(job)
-    if job.kind == "lesson":
-        from evidence.predictions import facts
-
-        return facts(runs.of_a_lesson(job.module, job.set)[job.run, job.variant, job.nth]())
+    if job.kind in ("source", "lesson"):
+        return traces.of(job)
     if job.kind == "atlas":
         from evidence.atlas.points import recipe
 

@@ -40,11 +40,16 @@ class Job(NamedTuple):
         return hash_of(self.module)
 
 
-def hash_of(module: str) -> str:
-    """The hash of the code behind a module's runs; of the sets it names as SOURCES, too."""
+def hash_of(module: str, without: tuple[str, ...] = ()) -> str:
+    """The hash of the code behind a module's runs; of the sets it names as SOURCES, too.
+
+    Args:
+        module: one of evidence.
+        without: modules that do not count.
+    """
     others = [of_steps()[name] for name in getattr(importlib.import_module(module), "SOURCES", ())]
     of_a_source = others or module.startswith("evidence.sources.")
-    return code_hash(module, *others, *([VERSIONS] if of_a_source else []))
+    return code_hash(module, *others, *([VERSIONS] if of_a_source else []), without=without)
 
 
 @cache

@@ -12,10 +12,10 @@ import pandas as pd
 
 from evidence import runs, schemas
 from evidence.compare import errors
-from evidence.record import Predicted, Step
 from evidence.runs import Job
 from evidence.tables import DATA, MADE, libraries, old_rows, replace_file, today, unchanged
 from evidence.tables import MEASURED as FOLDER
+from evidence.traces import Predicted, Step
 from fake_cuda import cost
 from fake_cuda.constants import CONSTANTS, Constants, listed
 

@@ -71,6 +71,18 @@ def kernels() -> tuple[pd.DataFrame, pd.DataFrame]:
     return today, _blind("blind_kernels", table)
 
 
+def kernel_times() -> pd.DataFrame:
+    """Seconds of single kernels as they were first predicted; the tables have the same order."""
+    names = ["set", "what", "pass", "type", "shape", "card"]
+    table = pd.read_csv(DATA / "kernel_times.csv").rename(columns={"table": "set"})
+    blind = pd.read_csv(DATA / "blind_kernel_times.csv").rename(columns={"table": "set"})
+    judged = table[table["role"] == "judged"]
+    of_blind = set(map(tuple, blind[names].astype(str).values))
+    same = [tuple(row) in of_blind for row in judged[names].astype(str).values]
+    blind = blind.assign(seconds=judged["seconds"][same].to_numpy())
+    return blind.assign(error=blind["predicted"] / blind["seconds"] - 1)
+
+
 def several() -> tuple[pd.DataFrame, pd.DataFrame]:
     """Memory of one card among several: today's predictions, and the blind ones."""
     table = pd.read_csv(DATA / "several_cards.csv")
@@ -173,6 +185,17 @@ def rows_of_time(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
     return text + f"within {percent(told['90 %'])} ({percent(untold['90 %'])} without it)."
 
 
+def single_kernels() -> str:
+    """How far single kernels were off when they were first predicted."""
+    rows = kernel_times()
+    sizes = rows["error"].abs()
+    text = (
+        f"{len(rows)} passes of single operations on {rows['card'].nunique()} kinds of card were "
+    )
+    text += f"{percent(sizes.median())} off in the median when first predicted, "
+    return text + f"nine of ten within {percent(sizes.quantile(0.9))}."
+
+
 def constants() -> str:
     """How many constants of time are measurements."""
     status = pd.Series([constant.status for constant in listed(CONSTANTS)]).value_counts()
@@ -241,7 +264,7 @@ def words() -> str:
     about = {
         "Whose rows": rows_of_memory(table, judged),
         "Our own card": rows_of_our_own(memory, timed_here),
-        "Time": f"{time} {constants()}",
+        "Time": f"{time} {single_kernels()} {constants()}",
         "One card of several, and calculators": f"{rows_of_ranks(ranks, blind_ranks)} "
         + calculators(),
     }

@@ -39,6 +39,7 @@ class Operation(NamedTuple):
     tensors: int = 0  # of a list operation
     flops: float = 0.0
     again: bool = False  # recomputed
+    name: str = ""  # of the operation that has a kernel, such as "_softmax"
 
     def types(self) -> set[str]:
         """The types of its products."""
@@ -165,13 +166,13 @@ class Work:
             # One kernel does them all: _grouped_mm_cuda in ATen/native/cuda/GroupedBlas.cpp.
             at_once = trace.card.capability[0] in (9, 10) and work[0].type == "bf16"
             if trace.fp16 or not at_once:
-                self.in_turn(trace, issued, work, traffic.moved, again)
+                self.in_turn(trace, issued, work, traffic.moved, again, name)
                 return
         tensors = traffic.tensors if listed else 0
-        self.add(trace, issued, kind, work, traffic.moved, tensors, flops, again)
+        self.add(trace, issued, kind, work, traffic.moved, tensors, flops, again, name)
 
     def in_turn(
-        self, trace, issued: str, work: tuple[Product, ...], moved: int, again: bool
+        self, trace, issued: str, work: tuple[Product, ...], moved: int, again: bool, name: str
     ) -> None:
         """Experts one after another, once the host has asked for the number of their rows.
 
@@ -183,6 +184,7 @@ class Work:
             work: the products of an operation, whose batch is the number of experts.
             moved: bytes that all of them read and write.
             again: whether a checkpointed layer computes them anew.
+            name: of the operation.
         """
         self.wait(trace)
         for product in work:
@@ -191,7 +193,7 @@ class Work:
             for _ in range(product.batch):
                 for _ in range(4):  # the rows' end, the rows, a matrix, the place of the result
                     self.add(trace, issued, "view")
-                self.add(trace, issued, "product", (one,), part, 0, flops, again)
+                self.add(trace, issued, "product", (one,), part, 0, flops, again, name)
 
     def issued(self, trace) -> str:
         """What the host pays for an operation now."""

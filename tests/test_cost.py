@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from evidence import compare, record, schemas
+from evidence import compare, schemas, traces
 from evidence import steps as record_speeds
 from evidence.schemas import checking
 from fake_cuda import constants, cost, kernels, simulate
@@ -733,9 +733,9 @@ def test_errors_of_a_table():
 
 def test_a_host_is_found_by_a_step_that_waits_for_it():
     phases = ["building the model", "forward"]
-    step = record.Step(rows(*["stream"] * 1000), phases, A100, {})
+    step = traces.Step(rows(*["stream"] * 1000), phases, A100, {})
     assert record_speeds.host_of(step, 0.02) == pytest.approx(2e-5, rel=0.01)
-    moving = record.Step(rows("stream", moved=1555), step.phases, A100, {})
+    moving = traces.Step(rows("stream", moved=1555), step.phases, A100, {})
     assert record_speeds.roofline(moving) == 1e-9
 
 

@@ -229,10 +229,10 @@ MEASURED_PEAK = "measurements/peaks"
         ("claims", put(0, "how", " "), "claims.csv, row 2: how is empty"),
         ("claims", put(0, "guide", "S1"), "claims.csv, row 2: guide is 'S1', not id's"),
         ("claims", put(0, "cell", "b"), "row 2: cell is 'b', which the lesson has not"),
-        ("gpus", repeat_last, f"gpus.csv, row 28: name{TWICE}"),
-        ("gpus", put(-1, "source", ""), "gpus.csv, row 27: source is empty"),
-        ("gpus", put(-1, "memory_mib", ""), "gpus.csv, row 27: memory_mib is empty"),
-        ("gpus", put(-1, "sms", "many"), "row 27: sms is 'many', which is no positive number"),
+        ("gpus", repeat_last, f"gpus.csv, row 37: name{TWICE}"),
+        ("gpus", put(-1, "source", ""), "gpus.csv, row 36: source is empty"),
+        ("gpus", put(-1, "memory_mib", ""), "gpus.csv, row 36: memory_mib is empty"),
+        ("gpus", put(-1, "sms", "many"), "row 36: sms is 'many', which is no positive number"),
         ("gpus", put(-1, "bf16_tflops", "0"), "bf16_tflops is '0', which is no positive number"),
         ("measurements/published", lambda t: t.iloc[1:], NOT_NINE),
         ("measurements/published", repeat_last, f"published.csv, row 170: set, run{TWICE}"),
@@ -273,6 +273,19 @@ def test_formats_a_card_lacks_have_no_rate():
     gpus = pd.read_csv(DATA / "gpus.csv")
     old = gpus[gpus.compute_capability < 8]
     assert len(old) and old[["tf32_tflops", "bf16_tflops"]].isna().all(axis=None)
+
+
+def test_computed_rates_are_what_a_multiprocessor_of_the_generation_does_in_a_clock():
+    """Whatever states or computes them: on GeForce cards from Ampere on twice the rate of fp32 in
+    16 bits, on their professional sisters four times, but for the L40."""
+    gpus = pd.read_csv(DATA / "gpus.csv").query("compute_capability in (8.6, 8.9, 12.0)")
+    gpus = gpus.dropna(subset="fp16_tflops").set_index("name")
+    geforce = gpus.index.str.fullmatch(r"RTX \d{4}( Ti| Laptop| Ti 16GB)?") | (gpus.index == "L40")
+    times = gpus["fp16_tflops"] / gpus["fp32_tflops"]
+    assert geforce.sum() >= 10 and times[geforce].between(1.99, 2.01).all()
+    assert times[~geforce].between(3.9, 4.02).all()
+    own = geforce & (gpus.index != "L40")
+    assert (gpus["tf32_tflops"] / gpus["fp32_tflops"])[own].between(0.99, 1.01).all()
 
 
 DESCRIBED = ("predictions.csv", "published.csv", "peaks.csv", "several_cards.csv", "speeds.csv")

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from evidence import __main__ as command
-from evidence import code, peaks, predictions, record, runs, tables
+from evidence import code, peaks, predictions, record, runs, tables, traces
 from evidence.runs import Job
 
 JOB = Job("source", "evidence.sources.liger_operations", "liger", "a run", bytes_too=True)
@@ -164,7 +164,7 @@ def test_the_parts_can_be_made():
 
 # --------------------------------------------------------------------------------- what is kept
 @pytest.fixture
-def predicts(monkeypatch):
+def predicts(monkeypatch, tmp_path_factory):
     """The bytes that a run of a source will have, or the error that it will raise."""
     amounts = {"a run": 10, "a second": 20}
 
@@ -177,6 +177,7 @@ def predicts(monkeypatch):
         return {(run, ""): lambda run=run: predict(run) for run in amounts}
 
     monkeypatch.setattr(runs, "predictions", found)
+    monkeypatch.setattr(traces, "FOLDER", tmp_path_factory.mktemp("traces"))
     return amounts
 
 
@@ -229,12 +230,12 @@ def test_bytes_and_seconds_come_from_one_prediction(monkeypatch):
 
     def predict():
         calls.append(1)
-        record.cost.step_time([], ["building the model"], None)
+        traces.cost.step_time([], ["building the model"], None)
         return {"allocated": 5}
 
-    monkeypatch.setattr(record.cost, "step_time", lambda *_, **__: None)
+    monkeypatch.setattr(traces.cost, "step_time", lambda *_, **__: None)
     monkeypatch.setattr(runs, "predictions", lambda *_: {("a run", ""): predict})
-    found = record.of_source(JOB._replace(seconds_too=True))
+    found = traces.of_source(JOB._replace(seconds_too=True))
     assert calls == [1] and found.amounts == {"allocated": 5} and found.step.operations == []
 
 

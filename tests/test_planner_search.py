@@ -182,7 +182,7 @@ def test_a_card_without_rates_says_so_once(decoder, by_formula, monkeypatch):
         return dataclasses.replace(facts, step_seconds=0.0, low=0.0, high=0.0, note="none")
 
     monkeypatch.setattr(Predictions, "predict", untimed)
-    text = str(fit(decoder, "RTX 4070", length=32))
+    text = str(fit(decoder, "A10G", length=32))
     assert text.count("rates") == 1 and "tokens/s" not in text and "none\n" not in text
     assert "- to -" not in text and "limited by" not in text
 

@@ -14,7 +14,7 @@ from functools import cache
 import pandas as pd
 import pytest
 
-from evidence import peaks, record, runs, steps, tables
+from evidence import peaks, runs, steps, tables, traces
 from evidence.runs import Job
 
 SEED, SAMPLE = 26, 40
@@ -81,7 +81,7 @@ def same_libraries(row: pd.Series) -> None:
 
 @cache
 def amounts(module: str, name: str, run: str) -> dict[str, int]:
-    return record.of_source(Job("source", module, name, run, bytes_too=True)).amounts
+    return traces.of_source(Job("source", module, name, run, bytes_too=True)).amounts
 
 
 class TestBytes:
@@ -99,7 +99,7 @@ class TestSeconds:
         module = runs.of_steps()[row["set"]]
         job = Job("source", module, row["set"], row["run"], seconds_too=True)
         hosts = steps.Hosts(row["host"], row["host"], None)
-        found = steps.facts(record.of_source(job).step, hosts, row["run"])
+        found = steps.facts(traces.of_source(job).step, hosts, row["run"])
         for name in ("predicted", "low", "high", "roofline", "fused"):
             assert round(found[name], steps.DIGITS[name]) == row[name], name
         assert found["limited_by"] == row["limited_by"], "make evidence, and say what moved"

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from evidence import peaks as recorder
-from evidence import picture, record, runs
+from evidence import picture, runs, traces
 from evidence.runs import Job
 from planner import report
 from planner.__main__ import main
@@ -50,7 +50,7 @@ def row(**changes) -> pd.DataFrame:
 def predicted(name: str, **amounts: int) -> dict:
     """The run "one" of a set as the recorder has it when it is predicted."""
     job = Job("source", "evidence.sources.liger_operations", name, "one", bytes_too=True)
-    return {job: record.Predicted(amounts, None)}
+    return {job: traces.Predicted(amounts, None)}
 
 
 def test_a_set_is_recorded_beside_its_measurement(tmp_path):

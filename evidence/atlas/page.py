@@ -7,7 +7,7 @@ The page "Will it fit?" and `onegpu fit` read it (`planner.recorded`). The code 
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from evidence.atlas import table
 from evidence.atlas.points import FAMILIES, FULL, LENGTHS, MICRO_BATCHES, TOKENS, MiB
@@ -61,12 +61,24 @@ def family_of(capability: tuple[int, int]) -> str:
     return next(names, "")
 
 
+def timed_cards() -> set[str]:
+    """The cards whose seconds are recorded of some model."""
+    families = (family for name in models() for family in table.read(name)["families"].values())
+    recipes = (own for family in families for own in family.values())
+    return {card for own in recipes for card in own.get("seconds", {})}
+
+
 def named_cards() -> list[Named]:
-    """The cards that the planner knows, the smallest first, then sizes."""
-    found = []
+    """The cards that the planner knows, the smallest first, then sizes: as fast as the nearest card
+    whose seconds are recorded."""
+    found, timed = [], timed_cards()
+    near = [card for card in known_cards() if card.name in timed and supports("bf16", card)]
     sizes = [f"{n}GiB" for n in SIZES]
     for name in [*(card.name for card in known_cards() if supports("fp16", card)), *sizes]:
         card = search.ask("gpt2", name).card
+        if name in sizes and near:
+            like = min(near, key=lambda known: abs(known.memory - card.memory))
+            card = replace(like, memory=card.memory, context=None)
         found.append(
             Named(
                 name,
@@ -74,7 +86,7 @@ def named_cards() -> list[Named]:
                 (card.context or CONTEXT) / MiB,
                 family_of(card.capability),
                 card.name,
-                bool(card.facts["bf16_tflops"] or card.facts["fp16_tflops"]),
+                card.name in timed,
                 "bf16" if supports("bf16", card) else "fp16",
             )
         )

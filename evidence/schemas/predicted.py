@@ -54,6 +54,20 @@ def speeds():
     return table(found, "set run", NEEDS_REASON, HAS_PREDICTION)
 
 
+def blind_kernel_times():
+    found = columns(FILLED, "table what") | columns(ANY, "pass type") | {"shape": FILLED}
+    found |= {"card": cell(CARD), "predicted": cell(POSITIVE), "predicted_with": FILLED}
+    return table(found | DATE)
+
+
+def kernel_times():
+    found = columns(FILLED, "table what") | columns(ANY, "pass type") | {"shape": FILLED}
+    found |= {"settings": ANY, "card": cell(CARD), "seconds": cell(POSITIVE)}
+    found |= {"role": cell(one_of("judged", "calibrates")), "predicted": cell(POSITIVE, empty=True)}
+    keys = "table what pass type shape settings card"
+    return table(found | {"predicted_with": FILLED} | DATE, keys)
+
+
 def predictions():
     share, seconds = cell(NUMBER, empty=True), cell(POSITIVE, empty=True)
     found = columns(FILLED, "set run") | {"variant": ANY}

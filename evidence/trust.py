@@ -172,9 +172,9 @@ def rows_of_time(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
     first, after = errors(blind), errors(judged)
     inside = blind["seconds"].between(blind["low"], blind["high"]).mean()
     text = f"Of the blind times {100 * inside:.0f} % lay in their range; a plain roofline is "
-    text += f"{percent(errors(blind, 'roofline')['median'])} off in the median. Which of two runs "
-    text += f"of a source is faster was right for {100 * first['in order']:.0f} % of the pairs "
-    text += f"that differ by 5 % or more ({100 * after['in order']:.0f} % after mends). "
+    text += f"{percent(errors(blind, 'roofline')['median'])} off in the median. Of the pairs of "
+    text += f"one source that differ by 5 % or more {100 * first['in order']:.0f} % were put in "
+    text += f"order ({100 * after['in order']:.0f} % after mends). "
     table = pd.read_csv(DATA / "speeds.csv")
     machines = table.query("limited == 'host' and role != 'excluded'")["set"]
     known = judged[judged["set"].isin(machines)].dropna(subset="told")
@@ -201,13 +201,13 @@ def constants() -> str:
     status = pd.Series([constant.status for constant in listed(CONSTANTS)]).value_counts()
     text = f"Of the {status.sum()} constants behind a predicted time {status[SOURCED]} are "
     ends = sum(constant.source == FIRST_ROWS for constant in listed(CONSTANTS))
-    text += f"measured or documented by others, {status[CALIBRATED]} were chosen by named "
+    text += f"measured or documented by others, {status[ASSUMED]} are assumed, and "
     named = sum(constant.source.endswith(ELEVEN_HOSTS) for constant in listed(CONSTANTS))
-    text += f"rows (which do not judge; but the {ends} ends of the ranges were chosen on the first "
-    text += f"70 rows of time, most of which do, and the {named} hosts that `--host` names, which "
-    text += "no judged prediction uses, by eleven rows, of which six do), "
-    text += f"and {status[ASSUMED]} are assumed "
-    return text + "([data/speed_constants.csv](data/speed_constants.csv))."
+    text += f"{status[CALIBRATED]} were chosen by named rows "
+    text += "([data/speed_constants.csv](data/speed_constants.csv)). Such rows do not judge, with "
+    text += f"two exceptions. The {ends} ends of the ranges were chosen on the first 70 rows of "
+    text += f"time, most of which judge. The {named} hosts that `--host` names were chosen by "
+    return text + "eleven rows, of which six judge; no judged prediction uses these hosts."
 
 
 def calculators() -> str:
@@ -224,18 +224,16 @@ def calculators() -> str:
     sizes = (rows[[*ways, "predicted"]].div(rows["measured"], axis=0) - 1).abs()
     medians = sizes.median()
     middle, web = medians.map(percent), medians[[*web_calculators.WAYS]]
-    text = f"On {len(rows)} runs of one card each the usual calculators are "
+    text = f"On {len(rows)} runs of one card each the usual calculators are off in the median by "
     text += f"{middle['formula']} (a formula with activations), {middle['sixteen_bytes']} (16 "
-    text += "bytes a parameter) and "
-    text += f"{middle['accelerate']} off in the median (`accelerate estimate-memory`, which knows "
-    text += f"neither activations nor LoRA, and says so), torch-kitsune {middle['kitsune']} (it "
-    text += "knows no length of a text, and has prices and inference), five calculators of the web "
-    text += f"{percent(web.min())} to {percent(web.max())} (they need no installation), PyTorch's "
-    text += f"`MemTracker` {middle['mem_tracker']} on the {rows['mem_tracker'].count()} that train "
-    text += "all weights (of which it tells each module's part); predicting the real code is at "
-    text += f"worst {percent(sizes['predicted'].max())} off. That was "
-    text += "no blind test: some of these runs had exposed missing rules of ours (lesson 17)."
-    return text
+    text += f"bytes a parameter), {middle['accelerate']} (`accelerate estimate-memory`, which "
+    text += f"knows neither activations nor LoRA), {middle['kitsune']} (torch-kitsune, which knows "
+    text += f"no length of a text), {percent(web.min())} to {percent(web.max())} (five of the web) "
+    text += f"and {middle['mem_tracker']} (PyTorch's `MemTracker`, on the "
+    text += f"{rows['mem_tracker'].count()} that train all weights). Predicting the real code is "
+    text += f"at worst {percent(sizes['predicted'].max())} off. That was no blind test: some of "
+    text += "these runs had exposed missing rules of ours. Lesson 17 says what each leaves out, "
+    return text + "and what it has that the course has not."
 
 
 def words() -> str:

@@ -22,7 +22,7 @@ from .techniques import SMALLEST as SMALLEST_KIND
 
 # The numbers below are choices of ours; no row of data chose them.
 # A kind that changes more has to be so many times as fast as what was found, to be shown. Of two
-# published runs that differ by 5 % the right one is predicted to be faster in 97 % (README).
+# published runs that differ by 5 % the right one is nearly always predicted to be faster (README).
 FASTER = 1.1
 # Plans that take so many times as long as the fastest are as good: then less trouble decides. A
 # line through two predictions may be off by as much.

@@ -83,6 +83,24 @@ def test_adapters_are_shown_also_where_they_are_no_faster(decoder, by_formula, m
     assert names == ["full", "LoRA", "QLoRA"]
 
 
+def test_what_twins_leave_in_doubt_is_predicted_in_full(decoder, by_formula, monkeypatch):
+    """A line that is 3 % too high discards nothing that fits; one that is too low shows nothing."""
+    tight = 1.01 * fit(decoder, "24GiB", length=32, batch=8).recipes[0].need / GIB
+    asked = {"gpu": f"{tight:.2f}GiB", "length": 32, "batch": 8}
+    wanted = [recipe.name for recipe in fit(decoder, **asked).recipes]
+    estimate = Predictions.estimate
+    for share in (1.03, 0.9):
+
+        def off(self, plan, micro_batch, share=share, **options):
+            found = estimate(self, plan, micro_batch, **options)
+            return Estimate(share * found.need, found.seconds)
+
+        monkeypatch.setattr(Predictions, "estimate", off)
+        found = fit(decoder, **asked).recipes
+        assert [recipe.name for recipe in found] == wanted
+        assert all(recipe.need <= tight * GIB for recipe in found)
+
+
 def test_plain_is_taken_where_it_fits(decoder, by_formula):
     found = fit(decoder, "80GiB", length=32, batch=8)
     assert {r.name for r in found.recipes} == {"full", "LoRA", "QLoRA"}

@@ -131,6 +131,8 @@ def fit(model: str, gpu: str, length: int | None, batch: int, order: str = CHANG
         return None
     if asked is None or not asked.complete() or own_file(HOSTS).is_file():
         return None
+    if not asked.card["timed"] and _has_rates(asked.card):
+        return None  # its seconds are not recorded, and can be predicted
     if any(_installed(name) != _release(asked.model[name]) for name in DECIDE):
         return None
     found = asked.fits()
@@ -154,6 +156,12 @@ def _card(index: dict, name: str) -> dict | None:
         name = f"{size[1]}GiB"
     known = {card["name"].lower(): card for card in index["cards"]}
     return known.get(str(name).lower())
+
+
+def _has_rates(card: dict) -> bool:
+    """Whether steps of this card can be timed."""
+    facts = cards()[card["like"]].facts
+    return bool(facts["bf16_tflops"] or facts["fp16_tflops"])
 
 
 def _release(version: str) -> str:

@@ -84,12 +84,18 @@ def test_a_model_is_found_by_its_id_and_a_card_by_its_memory():
         ("qwen3-0.6b", "B200", 1024, 8),
         ("qwen3-0.6b", "23GiB", 1024, 8),
         ("qwen3-0.6b", "no card", 1024, 8),
+        ("qwen3-0.6b", "RTX 3060", 1024, 8),  # its rates are known, its seconds not recorded
         ("qwen3-0.6b", "T4", 1024, 8),  # the chunked loss is not recorded there
         ("qwen3-8b", "8GiB", 4096, 1),  # nothing fits: the search says what would
     ],
 )
 def test_what_is_not_recorded_is_left_to_the_search(asked):
     assert recorded.fit(*asked) is None
+
+
+def test_a_card_without_rates_has_recipes_without_a_pace():
+    found = recorded.fit("qwen3-0.6b", "A10G", 1024, 8)
+    assert found.recipes and not found.timed and "rates of a A10G are not in" in str(found)
 
 
 def test_a_folder_of_that_name_is_not_the_hubs_model(tmp_path, monkeypatch):

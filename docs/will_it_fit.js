@@ -212,10 +212,13 @@
 
   const HEAD = ["memory", "first recipe that fits", "micro-batch", "needs", "tokens/s"];
 
+  // From a window of attention on a model works otherwise, and nothing as long is recorded.
+  const recorded = (asked) => asked.family && asked.length < (asked.model.window || Infinity);
+
   // A row of a view: the question with a model or a card of its own, answered by its first recipe.
   function viewRow(name, size, own) {
-    const one = own.family ? inOrder(own)[0] : null;
-    const cells = [size, own.family ? "nothing" : "not recorded here", "", "", ""];
+    const one = recorded(own) ? inOrder(own)[0] : null;
+    const cells = [size, recorded(own) ? "nothing" : "not recorded here", "", "", ""];
     if (one) {
       const batches = `${one.microBatch} x ${one.accumulation}`;
       const speed = one.seconds ? pace(own, one.seconds) : "unknown";
@@ -291,6 +294,12 @@
     }
     if (!asked.family) {
       state.replaceChildren(`Nothing is recorded for ${asked.card.name} here. `, ...whole);
+      return;
+    }
+    if (!recorded(asked)) {
+      const { model, window } = asked.model;
+      const why = `${model} has a window of ${count(window)} tokens`;
+      state.replaceChildren(`${why}, and nothing as long is recorded here. `, ...whole);
       return;
     }
     const found = inOrder(asked);

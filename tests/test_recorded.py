@@ -87,6 +87,7 @@ def test_a_model_is_found_by_its_id_and_a_card_by_its_memory():
         ("qwen3-0.6b", "23GiB", 1024, 8),
         ("qwen3-0.6b", "no card", 1024, 8),
         ("qwen3-0.6b", "RTX 3060", 1024, 8),  # its rates are known, its seconds not recorded
+        ("mistral-7b", "A100-80GB", 4096, 1),  # as long as its window of attention
         ("qwen3-0.6b", "T4", 1024, 8),  # the chunked loss is not recorded there
         ("qwen3-8b", "8GiB", 4096, 1),  # nothing fits: the search says what would
     ],

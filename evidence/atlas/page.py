@@ -162,6 +162,7 @@ def said_of(model: str) -> dict:
         "parameters": question.workload.parameters(),
         "vocabulary": config.vocab_size,
         "positions": getattr(config, "max_position_embeddings", None),
+        "window": getattr(config, "sliding_window", None),
         "length": usual.workload.length,
         "families": families,
     }

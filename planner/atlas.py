@@ -127,9 +127,6 @@ class Asked:
         recorded = self.length in lengths and self.batch in sizes
         if not recorded or self.length * self.batch > self.index["tokens"] or not self.family:
             return False
-        window = self.model["window"]  # nothing as long is recorded (evidence.atlas.points.longest)
-        if window and self.length >= window:
-            return False
         ways = {True: lambda kind: self.ways(), False: self.tried}[order == SMALLEST]
         tried = {self.name(kind, way) for kind in self.index["kinds"] for way in ways(kind)}
         return not tried & set(self.family["missing"])

@@ -116,6 +116,14 @@ def test_a_link_with_nonsense_is_answered_by_a_sentence(window, address):
     assert "gpt-9" in words and "which is not here" in words and "<b>" in words
 
 
+def test_a_sample_as_long_as_a_window_of_attention_is_said_not_to_be_recorded(window, address):
+    question = {"model": "mistral-7b", "length": 4096, "batch": 1, "card": "A100-80GB"}
+    visit(window, link(address, question))
+    words = window.locator("#fit-state").inner_text()
+    assert "a window of 4,096 tokens, and nothing as long is recorded" in words
+    assert "nothing fits" not in words and not window.locator(".fit-recipe").count()
+
+
 def test_a_question_is_asked_by_keyboard_and_becomes_a_link(window, address):
     visit(window, f"{address}/{PAGE}")
     window.locator("#fit select[name=length]").focus()

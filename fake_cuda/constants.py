@@ -7,11 +7,14 @@ data/speed_constants.csv, its status and its source, and `CONSTANTS.with_value` 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
 
-SOURCED, CALIBRATED, ASSUMED = "sourced", "calibrated", "assumed"
+from .constant import ASSUMED, CALIBRATED, SOURCED, Constant
+from .constant import assumed as _assumed
+from .constant import calibrated as _calibrated
+from .constant import sourced as _sourced
+
+__all__ = ["ASSUMED", "CALIBRATED", "CONSTANTS", "SOURCED", "Constants", "listed"]
 GEMM = "ai-dynamo/aiconfigurator @095f58a5, gemm_perf: bf16 products of vLLM by shape"
 NEUSIGHT = "sitar-lab/NeuSight @6945927, measured kernels of fp32"
 FA2 = "FlashAttention-2 (arXiv 2307.08691), section 4.1: A100, causal and not, share of 312 TFLOPS"
@@ -24,26 +27,6 @@ ELEVEN_HOSTS = (
     "eleven machines, told by the first row of each set of data/speeds.csv that waits for its "
     "host: 5.6, 15.7, 16.4, 17.7, 18.0, 22.3, 23.4, 25.0, 33.9, 34.9 and 35.3 us"
 )
-
-
-class Constant(NamedTuple):
-    """A number of the model of time, as tables tell of it.
-
-    `status`: *sourced*, somebody measured or documented it; *calibrated*, chosen so that the named
-    rows come out; *assumed*, neither. `source` names the measurement, the rows, or what is known.
-    """
-
-    name: str
-    value: float
-    status: str
-    source: str
-
-
-def _field(status: str, name: str, value: float, source: str) -> Any:
-    return field(default=value, metadata={"name": name, "status": status, "source": source})
-
-
-_sourced, _calibrated, _assumed = (partial(_field, s) for s in (SOURCED, CALIBRATED, ASSUMED))
 
 
 @dataclass(frozen=True)

@@ -203,12 +203,8 @@ class Bus:
 class Host:
     """What issuing costs: seconds of an operation, shares of them for others, waits."""
 
-    operation: float = _assumed(
-        "host",
-        12e-6,
-        "seconds of an operation in a forward pass that keeps a graph; of the eleven machines on "
-        "which a step told it one is faster",
-    )
+    # Seconds of an operation in a forward pass that keeps a graph.
+    operation: float = _calibrated("host", 22e-6, f"the median of {ELEVEN_HOSTS}")
     # A B300's trace (AMD-AGI/TraceLens) has elementwise operations of 6.6 to 7.6 us, too.
     fast: float = _calibrated("a fast host", 6e-6, f"the fastest of {ELEVEN_HOSTS}")
     typical: float = _calibrated("a typical host", 22e-6, f"the median of {ELEVEN_HOSTS}")
@@ -259,8 +255,8 @@ class Ranges:
 
     card_fastest: float = _calibrated("card, fastest", 0.75, FIRST_ROWS)
     card_slowest: float = _calibrated("card, slowest", 1.6, FIRST_ROWS)
-    host_fastest: float = _calibrated("host, fastest", 0.4, FIRST_ROWS)
-    host_slowest: float = _calibrated("host, slowest", 2.1, FIRST_ROWS)
+    host_fastest: float = _calibrated("host, fastest", 0.25, f"the fastest of {ELEVEN_HOSTS}")
+    host_slowest: float = _calibrated("host, slowest", 1.6, f"the slowest of {ELEVEN_HOSTS}")
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Traffic:
         "passes of log-softmax", 2, f"{SOFTMAX}: rows of many words are read three times"
     )
     log_softmax_backward: float = _sourced(
-        "passes of log-softmax, backward", 5 / 3, f"{SOFTMAX}: two inputs are read twice"
+        "passes of log-softmax, backward", 4 / 3, f"{SOFTMAX}: the gradient is read twice"
     )
     loss_backward: float = _sourced(
         "bytes of a loss, backward", 0.5, "ATen/native/cuda/Loss.cu: its input is not read"

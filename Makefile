@@ -13,6 +13,7 @@ ROWS ?=
 RESULTS ?= build/tests.xml
 CARD ?=
 DEVICE ?= cuda
+TAG ?=
 SYSTEM_PYTHON ?= python3
 COLAB_PYTHON ?= python3.13
 empty :=
@@ -24,7 +25,7 @@ ENVIRONMENT := .venv/installed
 endif
 
 .PHONY: install run lab test test-browser doctor site student sheets colab pretend evidence outputs \
-	gpu check-rows minutes what-moved format benchmark
+	gpu check-rows minutes what-moved format benchmark release-check
 
 install: $(ENVIRONMENT)
 
@@ -105,6 +106,10 @@ what-moved: $(ENVIRONMENT)
 format: $(ENVIRONMENT)
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
+
+# TAG=v0.1.0 has to be the tag of the version.
+release-check: $(ENVIRONMENT)
+	$(PYTHON) -m tools.release_check $(if $(TAG),--tag $(TAG))
 
 benchmark: $(ENVIRONMENT)
 	TQDM_DISABLE=1 $(PYTHON) -m tools.benchmark --steps 60

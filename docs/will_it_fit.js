@@ -1,5 +1,5 @@
 // The page "Will it fit?": the planner's answer from recorded points, which lie in atlas/.
-// It follows evidence/atlas/answers.py, and a test holds both together. No network, no tracking.
+// It follows planner/atlas.py, and a test holds both together. No network, no tracking.
 "use strict";
 
 (() => {
@@ -250,7 +250,7 @@
 
   function show(asked) {
     place.replaceChildren();
-    const left = asked.family ? asked.family.left_out : 0;
+    const left = asked.family ? asked.family.missing.length : 0;
     const rest = left ? `${left} of the planner's recipes are not recorded for this card. ` : "";
     const search = ["The whole search on your machine: ", element("code", command(asked)), "."];
     const whole = [rest, ...search].filter(Boolean);

@@ -37,6 +37,7 @@ PARTS = {  # in this order
     "calculators": Part("evidence.calculators", "data/calculators.csv"),
     "scoreboard": Part("evidence.scoreboard", "data/board.csv"),
     "readme": Part("evidence.trust", "the table in README.md"),
+    "words": Part("evidence.atlas.page", "data/atlas/planner.json.gz"),
     "pictures": Part("evidence.picture", "data/real_cards.png, data/step.png"),
 }
 PASTED = "pasted"  # the code in data/fits.csv, without a search

@@ -16,9 +16,9 @@ from evidence.tables import ROOT
 
 PACKAGES = ("evidence", "fake_cuda", "helpers", "planner")
 # What no recorded run goes through, or only one that asks for it (scripts): the words of refusals,
-# and the machinery that finds runs and writes tables.
-NOT_RUN = ("fake_cuda.scripts", "fake_cuda.refusals", "evidence.runs", "evidence.code")
-NOT_RUN += ("evidence.tables",)
+# and the machinery that finds files and runs, and writes tables.
+NOT_RUN = ("fake_cuda.scripts", "fake_cuda.refusals", "fake_cuda.files", "evidence.runs")
+NOT_RUN += ("evidence.code", "evidence.tables")
 # Modules of fake_cuda that a run has to ask for by one of these words, and that do nothing else:
 # they count for evidence in whose own modules a word stands.
 COMPILED = "compiled compiled_card compiled_plan"

@@ -10,7 +10,7 @@ import re
 
 import pandas as pd
 
-from evidence import second_blind
+from evidence import second_blind, web_calculators
 from evidence.compare import errors
 from evidence.tables import DATA, ROOT
 from fake_cuda.constants import (
@@ -105,14 +105,15 @@ def own() -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def rows_of_our_own(memory: pd.DataFrame, timed: pd.DataFrame) -> str:
     """What the announced runs say beyond their errors."""
+    announced = sum(len(pd.read_csv(path)) for path in DATA.glob("announced_*.csv"))
     cards = " and ".join(sorted(memory["card"].unique()))
     reserved = (memory["predicted_reserved_before"] / memory["peak_reserved"] - 1).abs()
     off = memory[memory["error"].abs() > 0.03].sort_values("error", key=abs, ascending=False)
     low, high = timed["predicted_low"], timed["predicted_high"]
     inside = timed["seconds"].between(low, high).mean()
     slower = (timed["seconds"] / timed["predicted_seconds"]).groupby(timed["limited_by"]).median()
-    text = f"On a machine of ours with an {cards.removeprefix('NVIDIA ')}, {len(memory)} runs were "
-    text += "measured after their predictions were committed "
+    text = f"On a machine of ours with an {cards.removeprefix('NVIDIA ')}, {len(memory)} of "
+    text += f"{announced} announced runs were measured after their predictions were committed "
     text += "([announced](data/announced_h100.csv), "
     text += "[measured](data/measurements/h100-80gb-hbm3.csv)): allocated memory as in the table, "
     text += f"reserved memory {percent(reserved.median())} off in the median. More than 3 % off "
@@ -156,20 +157,20 @@ def rows_of_ranks(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
 
 def rows_of_time(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
     """What else the rows of time say."""
-    ours, plain = (errors(judged, column) for column in ("predicted", "roofline"))
+    first, after = errors(blind), errors(judged)
     inside = blind["seconds"].between(blind["low"], blind["high"]).mean()
     text = f"Of the blind times {100 * inside:.0f} % lay in their range; a plain roofline is "
-    text += f"{percent(plain['median'])} off in the median. Which of two runs of a source is "
-    text += f"faster is right for {100 * ours['in order']:.0f} % of the pairs that differ by 5 % "
-    text += "or more. "
+    text += f"{percent(errors(blind, 'roofline')['median'])} off in the median. Which of two runs "
+    text += f"of a source is faster was right for {100 * first['in order']:.0f} % of the pairs "
+    text += f"that differ by 5 % or more ({100 * after['in order']:.0f} % after mends). "
     table = pd.read_csv(DATA / "speeds.csv")
     machines = table.query("limited == 'host' and role != 'excluded'")["set"]
     known = judged[judged["set"].isin(machines)].dropna(subset="told")
     told, untold = (errors(known, column) for column in ("told", "predicted"))
     text += "The largest unknown is the computer that issues the work, which no data sheet "
     text += f"describes: if one timed step tells its speed, {len(known)} other steps of these "
-    text += f"machines are {percent(told['median'])} off in the median, nine in ten within "
-    return text + f"{percent(told['90 %'])} ({percent(untold['90 %'])} without it)."
+    text += f"machines are, after mends, {percent(told['median'])} off in the median, nine in ten "
+    return text + f"within {percent(told['90 %'])} ({percent(untold['90 %'])} without it)."
 
 
 def constants() -> str:
@@ -187,17 +188,31 @@ def constants() -> str:
 
 
 def calculators() -> str:
-    """The usual calculators on the same runs."""
+    """The usual calculators on the same runs, and peers."""
     rows = pd.read_csv(DATA / "calculators.csv")
-    ways = ["formula", "sixteen_bytes", "accelerate", "predicted"]
-    sizes = (rows[ways].div(rows["measured"], axis=0) - 1).abs()
-    middle = sizes.median().map(percent)
-    text = f"On {len(rows)} of these runs the usual calculators are {middle['formula']} (a formula "
-    text += f"with activations), {middle['sixteen_bytes']} (16 bytes a parameter) and "
+    ways = [
+        "formula",
+        "sixteen_bytes",
+        "accelerate",
+        "kitsune",
+        "mem_tracker",
+        *web_calculators.WAYS,
+    ]
+    sizes = (rows[[*ways, "predicted"]].div(rows["measured"], axis=0) - 1).abs()
+    medians = sizes.median()
+    middle, web = medians.map(percent), medians[[*web_calculators.WAYS]]
+    text = f"On {len(rows)} runs of one card each the usual calculators are "
+    text += f"{middle['formula']} (a formula with activations), {middle['sixteen_bytes']} (16 "
+    text += "bytes a parameter) and "
     text += f"{middle['accelerate']} off in the median (`accelerate estimate-memory`, which knows "
-    text += "neither activations nor LoRA, and says so); predicting the real code is at worst "
-    text += f"{percent(sizes['predicted'].max())} off. That was no blind test: some of these runs "
-    return text + "had exposed missing rules of ours (lesson 17)."
+    text += f"neither activations nor LoRA, and says so), torch-kitsune {middle['kitsune']} (it "
+    text += "knows no length of a text, and has prices and inference), five calculators of the web "
+    text += f"{percent(web.min())} to {percent(web.max())} (they need no installation), PyTorch's "
+    text += f"`MemTracker` {middle['mem_tracker']} on the {rows['mem_tracker'].count()} that train "
+    text += "all weights (of which it tells each module's part); predicting the real code is at "
+    text += f"worst {percent(sizes['predicted'].max())} off. That was "
+    text += "no blind test: some of these runs had exposed missing rules of ours (lesson 17)."
+    return text
 
 
 def words() -> str:

@@ -6,9 +6,10 @@ It needs nothing but Python, so that a name can be looked up before any library 
 import csv
 import difflib
 from dataclasses import dataclass, field
-from pathlib import Path
 
-__all__ = ["CONTEXT", "GIB", "GPU", "cards", "data_file", "gib", "gpu", "suggest"]
+from .files import data_file
+
+__all__ = ["CONTEXT", "GIB", "GPU", "cards", "gib", "gpu", "suggest"]
 GIB = 2**30
 # Half a GiB stands in for a CUDA context that nobody measured: the low end of the 0.5 to 2 GiB in
 # Bekman, Machine Learning Engineering, "Anatomy of model's memory usage".
@@ -36,18 +37,6 @@ def suggest(word, choices, what: str) -> str:
     near = [n for n in names if n.startswith(word_)] or difflib.get_close_matches(word_, names, n=1)
     hint = f"did you mean {names[near[0]]!r}?" if near else f"choose from {', '.join(choices)}"
     return f"{word!r} is not a known {what}: {hint}"
-
-
-def data_file(*parts: str) -> Path:
-    """A path below the course's `data/` folder, found by looking upward from the working folder."""
-    folders = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[1]]
-    root = next((f / "data" for f in folders if (f / "data" / "gpus.csv").is_file()), None)
-    if root is None:
-        raise FileNotFoundError(
-            "data/gpus.csv was not found in this folder or any above it: "
-            "start from inside a clone of the course repository."
-        )
-    return root.joinpath(*parts)
 
 
 @dataclass(frozen=True)

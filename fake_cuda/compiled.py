@@ -27,6 +27,9 @@ TIME = (
     "Of compiled code's time the host's part of a call is not known, which counts in steps of "
     "about a millisecond and less; products that it pads are not padded."
 )
+FLEX = "torch.nn.attention.flex_attention"  # its kernel is one of its own: choices/flex
+FLEX_ITSELF = "_flex_attention_hop_wrapper"  # which it compiles where nobody asks for it
+COUNTS = "set_fullgraph_compiled_frame_count"  # since torch 2.13
 aten = torch.ops.aten
 NAMES = {"bias_addmm": "addmm"}  # of Inductor's products, as ATen calls them
 
@@ -41,7 +44,7 @@ class Compiler:
 
     def skips(self, frame) -> "tuple[bool, bool]":
         """Whether a frame is not compiled, and whether what it calls is asked for all the same."""
-        ours = frame.f_globals.get("__name__", "").startswith("fake_cuda.")
+        ours = frame.f_globals.get("__name__", "").startswith(("fake_cuda.", FLEX))
         return ours or self.trace.refused is not None, False
 
     def fails(self, frame, error: Exception) -> None:
@@ -73,6 +76,7 @@ class Compiler:
             return original
 
         def convert(frame, *given, **options):
+            self.trace.work.compiles |= frame.f_code.co_name != FLEX_ITSELF
             skipped, alone = self.skips(frame)
             if skipped:
                 return _skipped(alone)
@@ -241,7 +245,10 @@ def compiled(trace: Trace, compiler: Compiler) -> Iterator[None]:
                 prepared = True
             return compiler.callback(stance(original))
 
-        with trace.here.replaced((eval_frame, "_callback_from_stance", callback)):
+        counts = ()
+        if hasattr(eval_frame, COUNTS):  # it says no error where all of a full graph was skipped
+            counts = ((eval_frame, COUNTS, lambda _: 0),)
+        with trace.here.replaced((eval_frame, "_callback_from_stance", callback), *counts):
             yield
 
 

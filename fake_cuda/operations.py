@@ -97,6 +97,7 @@ class Work:
     def __init__(self):
         self.operations: list[Operation] = []
         self.compiled = False  # whether compiled code issues what comes now
+        self.compiles = False  # whether torch.compile was asked for
         self.masks: set[int] = set()  # numbers of the storages that hold dropout's masks
         self.notes: dict[str, int] = {}  # what the times do not hold: where it was seen last
         self.wire = Wire()

@@ -26,6 +26,11 @@ USES = "the run uses {}"
 GPU = "a GPU: leave the model on the CPU, the simulation stands in"
 OUTSIDE = "a tensor or model made outside of it: build them inside"
 FLEX = "flex attention, which a CPU cannot train: take another kernel"
+FLEX_EAGER = (
+    "flex attention that is not compiled, which makes the scores of all pairs: call what "
+    "torch.compile(flex_attention) returns"
+)
+FLEX_LEARNED = "flex attention whose score_mod holds what is trained: its gradient is not known"
 NO_VALUES = (
     "the run picks by tensors' values, and fake tensors have none: take a fixed number, "
     "of a mixture's experts the grouped products"

@@ -11,10 +11,11 @@ import psutil
 import pynvml
 import torch
 
-from fake_cuda.cards import GIB, GPU, cards, data_file, gib, gpu, suggest
+from fake_cuda.cards import GIB, GPU, cards, gib, gpu, suggest
+from fake_cuda.files import data_file, own_file
 
 __all__ = ["FEATURES", "GIB", "GPU", "Hardware", "cards", "data_file", "describe", "device", "gib"]
-__all__ += ["gpu", "suggest", "supports", "this_gpu", "versions"]
+__all__ += ["gpu", "own_file", "suggest", "supports", "this_gpu", "versions"]
 # Lowest compute capability with hardware for each feature (CUDA C++ Programming Guide, "Compute
 # Capabilities"). A T4 (7.5) computes bf16 by emulation, which is slow: that is not support.
 FEATURES = dict(fp16=(7, 0), bf16=(8, 0), tf32=(8, 0), fp8=(8, 9), flash_attention=(8, 0))

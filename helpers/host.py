@@ -1,6 +1,7 @@
 """The computer around a card: how long it takes for an operation, told, found here or assumed.
 
-`onegpu calibrate` finds it and keeps it in `build/hosts.json`, which can be deleted.
+`onegpu calibrate` finds it and keeps it in `build/hosts.json`, which can be deleted (of a wheel in
+the user's folder of caches).
 """
 
 import datetime
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from fake_cuda.cost import CONSTANTS, HOST_SECONDS, MOST_OF_A_HOST, Timed
 
-from .hardware import GPU, data_file, device, this_gpu
+from .hardware import GPU, device, own_file, this_gpu
 
 KNOWN = CONSTANTS.host
 SPEEDS = {"fast": KNOWN.fast, "typical": KNOWN.typical, "slow": KNOWN.slow}
@@ -85,7 +86,7 @@ def keep(seconds: float) -> None:
 
 
 def _path() -> Path:
-    return data_file().parent / "build" / "hosts.json"
+    return own_file("hosts.json")
 
 
 def _read() -> dict[str, dict]:

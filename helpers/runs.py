@@ -9,7 +9,7 @@ import pandas as pd
 
 from fake_cuda import CATEGORIES
 
-from .hardware import data_file, gib, suggest, versions
+from .hardware import data_file, gib, own_file, suggest, versions
 
 SIZES = {"allocated": "peak_allocated", "reserved": "peak_reserved", "used": "used"}
 COMPARED = SIZES | {"samples/s": "samples_per_second"}
@@ -150,7 +150,7 @@ def record(lesson: str, *items) -> Path | None:
     """
     if not items:
         raise ValueError("nothing to record: give the runs and predictions after the lesson")
-    path = data_file().parent / "build" / "runs" / f"{lesson}.csv"
+    path = own_file("runs", f"{lesson}.csv")
     try:
         return _append(path, pd.DataFrame([{"lesson": lesson, **row(item)} for item in items]))
     except OSError:  # no right to write, no room, a file in its place

@@ -16,9 +16,10 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from tokenizers import ByteLevelBPETokenizer
 
-from .hardware import data_file
+from .hardware import own_file
 
 PACKAGES = "asyncio email importlib logging multiprocessing unittest xml http".split()
+CACHE = "data/cache"  # of a clone; `own_file` knows where a wheel's user has it
 KEPT = 8  # data sets in memory: a lesson uses two or three lengths, each with two splits
 
 
@@ -115,7 +116,8 @@ def pretrain(workload, steps: int = 400) -> Path:
         OSError: the folder cannot be written.
     """
     python = sysconfig.get_python_version()
-    folder = data_file("cache", f"{workload.task}-{workload.length}-py{python}")
+    name = f"{workload.task}-{workload.length}-py{python}"
+    folder = own_file(name, folder=CACHE)
     if (folder / "model.safetensors").is_file():
         return folder
     try:
@@ -133,7 +135,7 @@ def pretrain(workload, steps: int = 400) -> Path:
                     os.rename(whole, folder)
     except (OSError, SafetensorError) as error:  # no right to write, no room
         raise OSError(
-            "data/cache cannot be written, where the tiny model is kept once it is trained: make "
+            f"{CACHE} cannot be written, where the tiny model is kept once it is trained: make "
             f"it writable, make room, or copy the course to a folder of your own ({error})"
         ) from error
     return folder

@@ -12,10 +12,10 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from .hardware import GIB, data_file, describe, gib, suggest
+from .hardware import GIB, describe, gib, own_file, suggest
 from .models import find_model, reachable, usual_task
 from .own_data import with_data
-from .tiny import pretrain, random_tokens, standard_library, tiny_config
+from .tiny import CACHE, pretrain, random_tokens, standard_library, tiny_config
 from .trainers import new_trainer
 
 MODELS = {
@@ -79,7 +79,7 @@ class Workload:
             try:
                 model = auto.from_pretrained(self.weights, **options)
             except SafetensorError as error:
-                ours = data_file("cache") in Path(self.weights).parents
+                ours = own_file(folder=CACHE) in Path(self.weights).parents
                 remedy = "delete that folder, it is made anew" if ours else "save or fetch it again"
                 raise ValueError(f"{self.weights} holds damaged weights: {remedy}") from error
         else:

@@ -1,13 +1,18 @@
 """What `fit` answers: recipes with their numbers, as text and as JSON."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
-from helpers.hardware import gib, versions
+from fake_cuda.cards import gib
 
 from .facts import Facts
-from .question import Question
-from .techniques import Plan
+
+if TYPE_CHECKING:  # they load torch, which what is recorded does not need
+    from .question import Question
+    from .techniques import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +86,8 @@ class Fit:
         miss: what needs least, where nothing fits.
         longest: tokens of the longest sample that fits, by kind, where it was asked for.
         data: how long the samples of given data are, and what that means, in words.
+        versions: of the libraries for which that holds.
+        source: where it was found, in words, if it was not predicted now.
     """
 
     question: Question = field(repr=False)
@@ -88,6 +95,8 @@ class Fit:
     miss: Recipe | None = None
     longest: dict[str, int] = field(default_factory=dict)
     data: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    source: str = ""
 
     @property
     def shown(self) -> list[Recipe]:
@@ -153,7 +162,7 @@ class Fit:
         lines = self._head()
         for recipe in self.shown:
             lines += ["", *self.about(recipe)]
-        notes = [self.data, self.not_tried]
+        notes = [self.data, self.not_tried, self.source]
         notes += [recipe.facts.note for recipe in self.recipes if self.timed]
         notes = list(dict.fromkeys(filter(None, notes)))
         return "\n".join([*lines, *([""] if notes else []), *notes])
@@ -173,7 +182,8 @@ class Fit:
             "longest": self.longest,
             "data": self.data,
             "not_tried": self.not_tried,
-            "versions": versions(),
+            "source": self.source,
+            "versions": self.versions,
         }
         return json.dumps(told, indent=2)
 

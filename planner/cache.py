@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from helpers.hardware import data_file, versions
+from helpers.hardware import own_file, versions
 
 from .facts import Facts
 
@@ -40,7 +40,7 @@ def kept(question: str, predict: Callable[[], Facts]) -> Facts:
         question: all that the answer depends on, as a text.
         predict: what answers it; its errors are not kept.
     """
-    path = data_file().parent / "build" / "predictions" / digest(question)
+    path = own_file("predictions", digest(question))
     with suppress(OSError, ValueError):
         check, answer = path.read_text(encoding="utf-8").split("\n")
         if check == digest(question + answer):

@@ -1,4 +1,4 @@
-"""The command line: `onegpu predict | fit | calibrate | report`.
+"""The command line: `onegpu predict | fit | calibrate | report | doctor`.
 
 Nothing here is imported before it is needed, so that a wrong option is answered at once.
 """
@@ -7,17 +7,25 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 
-from .terminal import Parser, Progress, host, picture, setting
+from .options import PARALLEL, parser
+from .terminal import (
+    BAD_INPUT,
+    CLOSED_PIPE,
+    INTERRUPTED,
+    NOT_WELL,
+    NOTHING_FITS,
+    OK,
+    Progress,
+    setting,
+)
 
-TASKS = ("text_classification", "language_modelling")  # of helpers.workloads, which loads torch
-PARALLEL = ("ddp", "zero1", "fsdp2", "hsdp")  # of ranks
 FACTS = (  # what --json says of a prediction
     "workload peak_allocated peak_reserved used context by_category fits took note "
     "step_seconds step_seconds_low step_seconds_high host samples_per_second tokens_per_second "
     "limited_by shares model_flops_utilisation"
 ).split()
-OK, BAD_INPUT, NOTHING_FITS, INTERRUPTED, CLOSED_PIPE = 0, 2, 3, 130, 141  # exit statuses
 
 
 # ------------------------------------------------------------------------------------ the commands
@@ -31,6 +39,8 @@ def predict_command(options: argparse.Namespace) -> str | tuple[str, int]:
         asked, named = _rank_asked(options)
         return rank_script(*asked, **named)
     predicted = _script_predicted if scripted else _model_predicted
+    if options.prices:
+        return _priced(options, predicted)
     found, title, asked = (_rank_predicted if options.parallel else predicted)(options)
     if options.timeline:
         from helpers import show
@@ -45,6 +55,33 @@ def predict_command(options: argparse.Namespace) -> str | tuple[str, int]:
 
     facts = {name: getattr(found, name) for name in FACTS}
     about = {"gpu": found.device} | asked | facts | {"versions": versions()}
+    return json.dumps(about, indent=2), status
+
+
+def _priced(options: argparse.Namespace, predicted: Callable) -> tuple[str, int]:
+    """The cards of a price list, the cheapest that holds the run first."""
+    from . import prices
+
+    listed = prices.read(options.prices)
+    length = prices.Length(options.steps, options.tokens)
+    offers, title, asked = [], "", {}
+    for card in prices.cards_asked(options.gpu, listed):
+        one = argparse.Namespace(**vars(options) | {"gpu": card})
+        try:
+            found, title, asked = predicted(one)
+        except ValueError as error:
+            raise ValueError(f"{card}: {error}") from error
+        offers.append(prices.offer(found, listed[card], length))
+    offers = prices.cheapest_first(offers)
+    status = NOTHING_FITS if options.must_fit and not offers[0].prediction.fits else OK
+    if not options.json:
+        notes = {one.prediction.note for one in offers} - {""}
+        return "\n".join([title + prices.table(offers, length), *sorted(notes)]), status
+    from helpers.hardware import versions
+
+    facts = [{name: getattr(one.prediction, name) for name in FACTS} for one in offers]
+    cards = [one.facts() | fact for one, fact in zip(offers, facts, strict=True)]
+    about = {"run": str(length)} | asked | {"cards": cards, "versions": versions()}
     return json.dumps(about, indent=2), status
 
 
@@ -65,10 +102,11 @@ def _cards(options: argparse.Namespace, scripted: bool) -> tuple[int, str]:
     alone = next((n for n in ("tensor", "code") if getattr(options, n)), "")
     if alone and not options.parallel:
         raise ValueError(f"--{alone} goes with --parallel")
+    _check_prices(options)
     if options.gpus is None:
         if options.parallel:
             raise ValueError("--parallel needs several cards: --gpus 8xA100-80GB")
-        return 1, options.gpu or "here"
+        return 1, options.gpu if options.prices else options.gpu or "here"
     count, times, name = options.gpus.partition("x")
     if not (times and count.isdecimal() and int(count)):
         raise ValueError(f"{options.gpus!r} is no number of cards: write 8xA100-80GB")
@@ -80,6 +118,21 @@ def _cards(options: argparse.Namespace, scripted: bool) -> tuple[int, str]:
         ways = ", ".join(PARALLEL)
         raise ValueError(f"--gpus needs a script, or --parallel and one of {ways}")
     return int(count), name
+
+
+def _check_prices(options: argparse.Namespace) -> None:
+    """ValueError for options of prices that do not go together."""
+    if not options.prices:
+        if options.steps or options.tokens:
+            raise ValueError("--steps and --tokens are of a run that is to be priced: add --prices")
+        if "," in (options.gpu or ""):
+            raise ValueError("several cards are compared by their prices: add --prices")
+    elif options.gpus:
+        raise ValueError("--prices is for one card: of several no time is told that counts a link")
+    elif options.steps and options.tokens:
+        raise ValueError("say once how long the run is: --steps or --tokens")
+    elif options.timeline:
+        raise ValueError("--timeline draws one card's step: leave out --prices")
 
 
 def _script_predicted(options: argparse.Namespace) -> tuple:
@@ -139,22 +192,10 @@ def _rank_predicted(options: argparse.Namespace) -> tuple:
 
 
 def fit_command(options: argparse.Namespace) -> tuple[str, int]:
-    """The recipes that fit a card, and an exit status for where none does."""
-    from . import fit
+    """The recipes that fit a card, or several, and an exit status for where none does."""
+    from .finding import find
 
-    with Progress() as progress:
-        found = fit(
-            options.model,
-            options.gpu,
-            task=options.task,
-            length=options.length,
-            batch=options.batch,
-            data=options.data,
-            longest=options.longest,
-            say=progress,
-            cache=options.cache,
-            host=options.host,
-        )
+    found = find(options)
     text = found.to_json() if options.json else str(found)
     if options.code and found.recipes and not options.json:
         text += f"\n\n{found.recipes[0].code}"
@@ -184,93 +225,29 @@ def calibrate_command(options: argparse.Namespace) -> str:
 
 def report_command(options: argparse.Namespace) -> str:
     """How well the predictions met what other people measured."""
+    from fake_cuda.files import is_installed
+
     from . import report
 
-    return f"{report.on_real_cards(report.judged())}\n\nDrawn in data/real_cards.png"
+    drawn = "" if is_installed() else "\n\nDrawn in data/real_cards.png"  # which a wheel lacks
+    return f"{report.on_real_cards(report.judged())}{drawn}"
 
 
-# ----------------------------------------------------------------------------------------- options
-def parser() -> argparse.ArgumentParser:
-    """What can be asked, and how."""
-    found = Parser(prog="onegpu", description="Predict training on one GPU, before it runs.")
-    both = Parser(add_help=False)
-    both.add_argument("--task", choices=TASKS, help="guessed from the model")
-    both.add_argument("--length", type=int, help="tokens in a sample")
-    both.add_argument("--json", action="store_true", help="everything, for programs")
-    commands = found.add_subparsers(metavar="predict, fit or report", required=True)
-    _predict_options(commands, both)
-    _fit_options(commands, both)
-    _calibrate_options(commands, both)
-    report = commands.add_parser("report", help="compare predictions with measurements")
-    report.set_defaults(run=report_command)
-    return found
+def doctor_command(options: argparse.Namespace) -> tuple[str, int]:
+    """Whether this installation can predict, and what a bug report needs."""
+    from .doctor import examined
 
-
-def _host_option(command: Parser) -> None:
-    about = "seconds that the card's computer takes for an operation; onegpu calibrate finds them"
-    command.add_argument("--host", type=host, metavar="fast|typical|slow|SECONDS", help=about)
-
-
-def _predict_options(commands, both: Parser) -> None:
-    command = commands.add_parser(
-        "predict",
-        parents=[both],
-        help="predict the peak memory of training",
-        usage="%(prog)s [options] [name=value ... | --script train.py -- its arguments]",
-        epilog="name=value: keywords of TrainingArguments, such as bf16=True; with --parallel also "
-        "lora=16, sync_each_batch, gradient_as_bucket_view and reshard_after_forward",
-    )
-    add = command.add_argument
-    add("--size", "--model", default="large", help="large, tiny, a model's name or folder")
-    add("--gpu", help="a card of data/gpus.csv, cpu, or here, which is the default")
-    add("--gpus", metavar="8xA100-80GB", help="so many such cards: rank 0 is predicted")
-    add("--parallel", metavar="|".join(PARALLEL), help="how a model is trained on --gpus")
-    add("--tensor", type=int, metavar="N", help="so many of them share each product (fsdp2)")
-    add("--code", action="store_true", help="print the script of --parallel, for torchrun")
-    add("--script", help="a training script that nobody changed")
-    add("-m", "--module", help="the same, as python -m runs it")
-    add("--timeout", type=float, metavar="SECONDS", help="a script's time to take its updates")
-    add("--network", action="store_true", help="let a script reach other machines")
-    add("--timeline", type=picture, help="draw the last step: a .png file")
-    add("--must-fit", action="store_true", help=f"exit status {NOTHING_FITS} where it does not fit")
-    _host_option(command)
-    command.set_defaults(run=predict_command)
-
-
-def _fit_options(commands, both: Parser) -> None:
-    command = commands.add_parser("fit", parents=[both], help="find recipes that fit a card")
-    add = command.add_argument
-    add("--model", required=True, help="a model's name, folder or hub id")
-    add("--gpu", default="T4", help="a card of data/gpus.csv, or memory: 24GiB")
-    add("--batch", type=int, default=8, help="samples of an optimizer step")
-    add("--data", help="texts to read for their lengths: a file or folder")
-    add("--longest", action="store_true", help="the longest sample, too")
-    add("--code", action="store_true", help="print the first recipe's code")
-    add("--no-cache", dest="cache", action="store_false", help="predict all anew")
-    _host_option(command)
-    command.set_defaults(run=fit_command)
-
-
-def _calibrate_options(commands, both: Parser) -> None:
-    command = commands.add_parser(
-        "calibrate",
-        parents=[both],
-        help="find how fast the card's computer is",
-        usage="%(prog)s [--gpu CARD --model NAME --step-seconds SECONDS [name=value ...]]",
-        description="Measures a small step on this machine's card, half a minute, and keeps what "
-        "it tells; or takes a step that was timed, of a run with these settings.",
-    )
-    add = command.add_argument
-    add("--step-seconds", type=float, metavar="SECONDS", help="what an optimizer step took")
-    add("--model", help="of this run: a model's name or folder")
-    add("--gpu", help="its card: one of data/gpus.csv, or here, which is the default")
-    command.set_defaults(run=calibrate_command)
+    text, good = examined()
+    return text, OK if good else NOT_WELL
 
 
 def parsed(given: list[str]) -> argparse.Namespace:
     """Options, and in `settings` what is no option: settings, or a script's arguments."""
     cut = given.index("--") if "--" in given else len(given)
     options, rest = parser().parse_known_args(given[:cut])
+    run = {"predict": predict_command, "fit": fit_command, "calibrate": calibrate_command}
+    run |= {"report": report_command, "doctor": doctor_command}
+    options.run = run[options.command]
     if getattr(options, "script", None) or getattr(options, "module", None):
         if rest:  # what stands before -- is ours
             raise ValueError(f"{rest[0]!r}: a script's arguments stand after --")

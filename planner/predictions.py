@@ -5,9 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+import pandas as pd
+
 from helpers import hardware
 from helpers.host import host_of
-from helpers.prediction import predict
+from helpers.prediction import Prediction, predict
 from helpers.workloads import Workload
 
 from . import cache
@@ -81,7 +84,7 @@ class Predictions:
                 keywords["gradient_accumulation_steps"] = 1
         card = self.question.card.name
         found = predict(workload, gpu=card, optimizer=plan.optimizer, host=self.host, **keywords)
-        return Facts.of(found, micro_batches)
+        return facts_of(found, micro_batches)
 
     def estimate(self, plan: Plan, micro_batch: int, *, length: int = 0) -> Estimate:
         """Need and time at full depth, from twins."""
@@ -105,3 +108,45 @@ class Predictions:
         )
         seconds = at_full_depth(*(twin.step_seconds for twin in found))
         return Estimate(self.question.need(size + beyond), seconds)
+
+
+def facts_of(prediction: Prediction, micro_batches: int = 1) -> Facts:
+    """From a prediction whose single micro-batch stands for so many of a step."""
+    bytes_ = prediction.timeline.copy()  # [events, categories]
+    names = list(prediction.by_category)
+    before = bytes_.sum(axis=1).max()
+    if micro_batches > 1:  # the later ones find the gradients of the first
+        gradients = prediction.peak_by_category["gradients"]
+        bytes_[:, names.index("gradients")] = gradients
+    total = bytes_.sum(axis=1)
+    more = int(total.max() - before)
+    sizes = {
+        "peak_allocated": prediction.peak_allocated + more,
+        "peak_reserved": prediction.peak_reserved + more,
+        "by_category": dict(zip(names, bytes_[total.argmax()].tolist(), strict=True)),
+        "phases": _peaks(total, prediction.phases),
+        "note": prediction.note,
+    }
+    return Facts(**sizes, **_times(prediction, micro_batches))
+
+
+def _peaks(total: np.ndarray, phases: list[tuple[int, str]]) -> dict[str, int]:
+    """The largest of the bytes after each event, by the phase that the event belongs to."""
+    starts = [0, *(event for event, _ in phases[1:]), len(total)]
+    labels = np.repeat([name for _, name in phases], np.diff(starts))
+    return pd.Series(total).groupby(labels).max().to_dict()
+
+
+def _times(prediction: Prediction, micro_batches: int) -> dict:
+    """The fields of time: all of a step but its end is repeated for each micro-batch."""
+    time = prediction.time
+    if not (time and time.step_seconds):
+        return {}
+    once = sum(time.phases.get(name, 0) for name in ("optimizer step", "between steps"))  # a share
+    scale = micro_batches - (micro_batches - 1) * once
+    return {
+        "step_seconds": scale * time.step_seconds,
+        "low": scale * time.low,
+        "high": scale * time.high,
+        "limited_by": time.limited_by,
+    }

@@ -11,6 +11,7 @@ import jinja2  # which helpers do not know: so ranks stand here
 import torch
 import transformers
 
+from fake_cuda.files import example_file
 from fake_cuda.scripts import Script
 from helpers import workloads
 from helpers.hardware import data_file, suggest, versions
@@ -207,7 +208,7 @@ def _language_model(workload: str | Workload, length: int | None) -> Workload:
 
 def _rendered(workload: Workload, cut: Cut, model: str, weights: bool) -> str:
     """The whole script, from `examples/rank.jinja`."""
-    path = data_file().parent / "examples" / "rank.jinja"
+    path = example_file("rank.jinja")
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )

@@ -5,8 +5,9 @@ import json
 
 import jinja2
 
+from fake_cuda.files import example_file
 from helpers import workloads
-from helpers.hardware import data_file, versions
+from helpers.hardware import versions
 
 from .changes import PEFT_TASKS, beside_experts, head_name, stack_names, stacks
 from .question import Question
@@ -21,7 +22,7 @@ COLLATORS = {  # which pad labels, too, with -100
 
 def script(question: Question, plan: Plan, micro_batch: int) -> str:
     """A whole script for a plan, from `examples/recipe.jinja`."""
-    path = data_file().parent / "examples" / TEMPLATE
+    path = example_file(TEMPLATE)
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from helpers.hardware import gib, supports
+from helpers.hardware import gib, supports, versions
 from helpers.host import host_of
 
 from .answer import Fit, Recipe
@@ -257,4 +257,5 @@ def fit(
         miss=miss,
         longest={kind.name: search.longest(Plan(kind, most_saving)) for kind in kinds},
         data=search.about_data(sizes, recipes[0] if recipes else miss) if sizes else "",
+        versions=versions(),
     )

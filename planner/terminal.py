@@ -2,13 +2,25 @@
 
 import argparse
 import ast
+import importlib.metadata
 import os
 import sys
 import time
 from pathlib import Path
 
+# Exit statuses.
+OK, NOT_WELL, BAD_INPUT, NOTHING_FITS, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 3, 130, 141
+PROJECT = "one-gpu-measured"
 WORDS = ("true", "false", "none")  # however they are written
 NOT_SETTINGS = ("gpu", "host", "name", "optimizer", "workload")  # keywords of predict that are none
+
+
+def version() -> str:
+    """The version of the course that is installed, which pyproject.toml says."""
+    try:
+        return importlib.metadata.version(PROJECT)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,6 +72,17 @@ def host(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def amount(text: str) -> float:
+    """A number of steps or tokens, also as 1e9 or 1,000."""
+    try:
+        found = float(text.replace(",", ""))
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of them: write 1000 or 1e9")
+    return found
 
 
 def picture(name: str) -> Path:

@@ -1,6 +1,7 @@
 """The exercises of a stored lesson, and the cells that the check of one needs."""
 
 import ast
+import linecache
 import symtable
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -120,7 +121,9 @@ class Exercise:
         space, printed = dict(space), StringIO()
         with redirect_stdout(printed):
             for source in (self.answer, answer, self.check):
-                exec(compile(source, "<cell>", "exec"), space)
+                name = f"<cell {hash(source)}>"  # in a notebook a function has a source as well
+                linecache.cache[name] = len(source), None, source.splitlines(True), name
+                exec(compile(source, name, "exec"), space)
         return printed.getvalue()
 
 

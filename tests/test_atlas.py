@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 
 from evidence.atlas import check, page, points, table
-from evidence.atlas.answers import Asked
 from evidence.atlas.growth import Growth, NotAlike, cuts, grown
 from evidence.atlas.laws import Point, Seeds, sizes_at
 from evidence.atlas.twins import seen
 from fake_cuda.replay import Events, replay
+from planner import recorded
+from planner.atlas import Asked
 from planner.command import parsed
 from planner.question import ask
 from planner.script import script
@@ -34,7 +35,7 @@ def index():
 
 def test_all_files_are_small_and_a_model_is_there():
     files = list(table.FOLDER.glob("*.json.gz"))
-    assert MODELS and len(files) == len(MODELS)
+    assert MODELS and len(files) == len(MODELS) + 1  # and what is said of them
     assert sum(path.stat().st_size for path in files) <= MOST_BYTES
 
 
@@ -140,6 +141,15 @@ def test_logs_that_differ_by_more_are_refused():
 
 
 # ------------------------------------------------------------------------------------- the page
+def test_what_is_said_with_the_atlas_is_what_the_planner_says_now(index):
+    """Else: python -m evidence words."""
+    said = recorded.read(recorded.PLANNER)
+    assert said["index"] == json.loads(page.text(index))
+    assert list(said["models"]) == MODELS
+    for model in MODELS[:1]:
+        assert said["models"][model] == json.loads(page.text(page.said_of(model))), model
+
+
 @pytest.mark.parametrize("model", MODELS[:2])
 def test_the_code_of_the_page_is_the_planners(model):
     content = page.of_model(model)

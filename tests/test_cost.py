@@ -607,7 +607,7 @@ def test_the_module_says_how_many_lie_in_their_ranges():
     inside = rows["seconds"].between(rows["low"], rows["high"])
     hosts = inside[rows["limited"] == "host"].mean()
     said = " ".join(cost.__doc__.split())
-    assert f"{inside.mean():.0%} of the judged rows lie in their ranges today" in said
+    assert f"Of all judged rows {inside.mean():.0%} lie in their ranges today" in said
     assert f"{hosts:.0%} of those that wait for their host" in said
 
 

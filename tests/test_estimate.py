@@ -14,7 +14,7 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fake_cuda
-from fake_cuda import Card, NotSimulated, cards, estimate
+from fake_cuda import Card, NotSimulated, estimate, files
 from fake_cuda.estimates import StepEstimate
 from helpers import measure, memory
 
@@ -416,7 +416,7 @@ def test_without_rates_there_are_bytes_and_the_time_says_why():
 
 def test_a_missing_table_of_cards_is_told_and_a_size_does_without(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cards, "__file__", str(tmp_path / "site-packages" / "fake_cuda" / "x.py"))
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "site-packages" / "fake_cuda" / "x.py"))
     with pytest.raises(FileNotFoundError, match="was not found: give a size such as gpu='24GiB'"):
         estimate(*linear(), loss=squared)
     assert estimate(*linear(), loss=squared, gpu="16 GB", largest=False).fits

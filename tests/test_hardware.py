@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from fake_cuda import cards
+from fake_cuda import files
 from helpers import describe, device, gpu, hardware, supports
 from helpers.hardware import data_file, suggest
 
@@ -170,7 +170,7 @@ def test_data_is_found_from_any_folder_below(tmp_path, monkeypatch):
 
 def test_a_missing_data_folder_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cards, "__file__", str(tmp_path / "site-packages" / "fake_cuda" / "x.py"))
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "site-packages" / "fake_cuda" / "x.py"))
     with pytest.raises(FileNotFoundError, match="data/gpus.csv was not found") as caught:
         data_file("gpus.csv")
     assert "\n" not in str(caught.value)

@@ -126,7 +126,7 @@ def test_scripts_and_ranks_are_told_too(tmp_path, capsys):
 
 
 def test_recipes_of_another_host_are_not_those_that_were_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("planner.cache.data_file", lambda *parts: tmp_path.joinpath("data", *parts))
+    monkeypatch.setattr("planner.cache.own_file", lambda *parts: tmp_path.joinpath("build", *parts))
     question, plan = ask(saved_decoder(tmp_path), "H100", length=16), Plan.named("full")
     found = [Predictions(question, host=h).predict(plan, 1) for h in ("fast", "slow", "fast", None)]
     assert found[0].step_seconds == found[2].step_seconds < found[1].step_seconds

@@ -8,7 +8,7 @@ from planner.facts import Facts
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(cache, "data_file", lambda *parts: tmp_path.joinpath("data", *parts))
+    monkeypatch.setattr(cache, "own_file", lambda *parts: tmp_path.joinpath("build", *parts))
     return tmp_path / "build" / "predictions"
 
 

@@ -24,12 +24,20 @@ ARROWS = {
     "predictions": {"techniques", "question", "facts", "cache"},
     "script": {"changes", "techniques", "question"},
     "answer": {"techniques", "question", "facts"},
+    "atlas": set(),
+    "recorded": {"answer", "atlas", "facts"},
     "search": {"techniques", "question", "predictions", "script", "answer"},
     "report": set(),
     "ranks": set(),
+    "several": {"techniques", "question", "facts"},
+    "search_several": {"question", "facts", "predictions", "cache", "ranks", "several"},
+    "prices": set(),
     "calibration": set(),
     "terminal": set(),
-    "command": {"search", "report", "ranks", "calibration", "terminal"},
+    "doctor": {"terminal"},
+    "options": {"terminal"},
+    "finding": {"answer", "several", "recorded", "search", "search_several", "terminal"},
+    "command": set("finding report ranks prices calibration doctor terminal options".split()),
     "__main__": {"command"},
 }
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "pandas", "numpy", "helpers"}
@@ -73,5 +81,5 @@ def test_the_command_answers_before_anything_large_is_imported():
 
 
 def test_the_tasks_of_the_command_are_those_of_the_helpers():
-    command, workloads = map(importlib.import_module, ("planner.command", "helpers.workloads"))
-    assert set(command.TASKS) == set(workloads.MODELS)
+    options, workloads = map(importlib.import_module, ("planner.options", "helpers.workloads"))
+    assert set(options.TASKS) == set(workloads.MODELS)

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from helpers import (
     describe,
@@ -140,6 +141,29 @@ def test_compiled_code_is_traced_without_the_pretence(t4):
     twice = torch.compile(lambda x: x * 2, backend="eager")
     found = twice(torch.ones(4, device="cuda"))
     assert found.is_cuda and found.cpu().sum() == 8
+
+
+def test_what_compiled_code_checkpoints_is_made_again_as_it_was(t4):
+    def attend(x):
+        return F.scaled_dot_product_attention(x, x, x).square()
+
+    def layer(x):
+        return checkpoint(attend, x, use_reentrant=False)
+
+    x = torch.randn(2, 4, 16, 8, device="cuda", requires_grad=True)
+    (plain,) = torch.autograd.grad(layer(x).sum(), x)
+    compiled = torch.compile(layer, backend=lambda graph, _: graph.forward)
+    (found,) = torch.autograd.grad(compiled(x).sum(), x)
+    assert torch.allclose(found.cpu(), plain.cpu(), atol=1e-6)
+
+
+def test_compiled_code_is_predicted_without_the_pretence(t4):
+    def step():
+        x = torch.ones(2, 4, 16, 8, requires_grad=True)  # predicted on the card
+        attend = torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x).square())
+        attend(x).sum().backward()
+
+    assert 2 * 4096 <= predict(step).peak_allocated < 2**20
 
 
 def test_whole_numbers_are_counted_on_the_card(t4):

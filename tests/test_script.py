@@ -19,6 +19,7 @@ import torch
 from fake_cuda import simulate
 from fake_cuda.card import Card
 from fake_cuda.scripts import Script, apart, changes, host
+from fake_cuda.scripts import script as of_scripts
 from fake_cuda.scripts.changes import SCRIPTED
 from fake_cuda.scripts.run import Run
 from fake_cuda.scripts.verdict import BY_HAND, ONE_UPDATE
@@ -203,6 +204,20 @@ def test_what_is_not_written_in_python_stays_away_from_the_users_files(write, tm
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_library_of_another_version_in_the_scripts_process_is_one_sentence(
+    write, tmp_path, monkeypatch, capsys, forked
+):
+    """It is found where the script's process loads what it needs, before the script is read."""
+    said = "peft 0.18.1 is here, and the course needs <1,>=0.21: make install"
+    (tmp_path / "loads_peft.py").write_text(f"raise ImportError({said!r})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(of_scripts, "RUN", "loads_peft")
+    monkeypatch.setattr(apart, "_forkable", lambda: forked)
+    assert main(["predict", "--gpu", "T4", "--script", write("print()")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {said}"
+
+
 @pytest.mark.parametrize(
     "text, said",
     [
@@ -220,6 +235,11 @@ def test_what_is_not_written_in_python_stays_away_from_the_users_files(write, tm
         ("x = 1\nx.y", "fails by itself in line 2 of train.py: `x.y`: Attrib"),
         ("import nowhere_to_be_found", "needs the module nowhere_to_be_found"),
         ("raise ModuleNotFoundError('pack>=2')", "needs what is not installed in line 1 of"),
+        (
+            "import psutil\nfrom psutil import no_name",
+            f"asks psutil {psutil.__version__} for what it",
+        ),
+        ("from train import no_name", "fails by itself in line 1 of train.py: `from train import"),
         ("raise ConnectionError('no route')", "needs a hub or another address"),
         ("raise ValueError('no template: see https://huggingface.co/docs')", "fails by itself"),
         ("raise SystemExit('not today')", "ended before it took an update: not today"),

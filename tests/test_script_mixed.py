@@ -148,6 +148,17 @@ def test_a_size_that_depends_on_the_cards_values_is_told_with_the_line_alone(scr
     assert "expert" not in str(told.value)
 
 
+def test_of_a_size_that_depends_on_values_in_a_library_its_line_is_told_too(script, tmp_path):
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "losses.py").write_text("def loss(scores):\n    return scores[scores > 0].sum()\n")
+    line = "losses.loss(there)"
+    with pytest.raises(ValueError) as told:
+        script(f"import sys\nsys.path.append({str(library)!r})\nimport losses\n{line}")
+    at = f"in line {START.count(chr(10)) + 4} of train.py: `{line}`, in line 2 of losses.py: "
+    assert f"{at}`return scores[scores > 0].sum()`: what it makes there dep" in str(told.value)
+
+
 def test_packed_sequences_are_refused_by_name_and_line(script):
     line = "torch.nn.utils.rnn.pack_padded_sequence(there, torch.tensor([8, 4, 2, 1, 1, 1, 1, 1]))"
     with pytest.raises(ValueError, match=r"packs sequences with .* in line \d+ of train.py"):
@@ -245,6 +256,26 @@ def test_a_label_that_ctc_loss_does_not_look_at_is_told_with_its_line(script, wr
 
 def test_padding_of_ctc_loss_is_no_label(script):
     assert script(SCORES + CTC_IN_RANGE).updates == 2
+
+
+GUESSED = "far = labels * 10**12 * int(there.sum().item())\n"  # its kernel would crash
+
+
+def test_after_a_guess_a_label_of_ctc_loss_is_said_and_not_computed_with(script):
+    found = script(SCORES + GUESSED + "F.ctc_loss(scores, far, nine, nine // 3)\n")
+    assert found.updates == 2
+    assert "uses label 2000000000000 where there are 8 classes, in line" in found.note
+    assert "unless the number follows from a value that was guessed" in found.note
+
+
+def test_after_a_guess_a_label_of_ctc_loss_on_the_host_is_not_computed_with(script):
+    wrong = "F.ctc_loss(torch.randn(9, 2, 8), far.cpu(), nine, nine // 3)"
+    with pytest.raises(ValueError) as error:
+        script(f"{SCORES}{GUESSED}{wrong}\n")
+    said = (
+        "perhaps by a value of the card that was guessed: IndexError: Target 2000000000000 is out"
+    )
+    assert said in str(error.value) and f"`{wrong}`" in str(error.value)
 
 
 @needs_liger

@@ -475,9 +475,52 @@ assert within[2].weight is within[1].weight
 """)
 
 
-def test_a_mask_of_flex_attention_is_refused_by_name(run):
-    with pytest.raises(ValueError, match="in line .* cannot do: it uses flex attention, which"):
-        run("""
-from torch.nn.attention.flex_attention import create_block_mask
-create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cuda")
+def test_a_module_that_keeps_a_part_in_float32_keeps_it(run):
+    run("""
+class Half(torch.nn.Module):  # all but its norm, as mixtures keep their routers
+    def __init__(self):
+        super().__init__()
+        self.product, self.norm = torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self.norm.float()
+        return self
+within = torch.nn.Sequential(Half(), torch.nn.Linear(8, 8)).to("cuda").half()
+assert within[0].product.weight.dtype == within[1].weight.dtype == torch.float16
+assert within[0].norm.weight.dtype == torch.float32
 """)
+
+
+def test_who_holds_a_parameter_holds_it_after_a_move(run):
+    """An optimizer that was made before goes on updating it, and the gradient comes along."""
+    run("""
+within = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+within[1].again = within[1].running_mean
+optimizer = torch.optim.AdamW(within.parameters())
+within.to("cuda")(torch.ones(4, 8, device="cuda")).sum().backward()
+within.to(torch.bfloat16)
+weight = within[0].weight
+assert optimizer.param_groups[0]["params"][0] is weight and weight.dtype == torch.bfloat16
+assert weight.grad.dtype == torch.bfloat16 and weight.grad.is_cuda and weight.is_leaf
+optimizer.step()
+assert optimizer.state[weight]["exp_avg"].dtype == torch.bfloat16
+empty = torch.nn.Linear(8, 8, device="meta").to_empty(device="cuda")
+assert empty.weight.is_cuda and isinstance(empty.weight, torch.nn.Parameter)
+""")
+
+
+MASKED = """
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cuda")
+query = torch.zeros(1, 2, 256, 16, device="cuda", requires_grad=True)
+{attention}(query, query, query, block_mask=mask).sum().backward()
+assert query.grad.shape == query.shape and mask.kv_num_blocks.is_cuda
+assert mask.full_kv_num_blocks.tolist() == [[[0, 1]]], mask.full_kv_num_blocks.tolist()
+"""
+
+
+def test_flex_attention_with_a_mask_of_the_card(run):
+    """The mask is made pair by pair, under vmap, where tensors of the card look real."""
+    run(MASKED.format(attention="torch.compile(flex_attention)"))
+    with pytest.raises(ValueError, match="in line .* flex attention that is not compiled"):
+        run(MASKED.format(attention="flex_attention"))

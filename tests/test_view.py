@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from fake_cuda import simulate
-from fake_cuda.scripts import Script, apart, overlay, view
+from fake_cuda.scripts import Script, apart, overlay, own_folder, view
 
 WAYS = ("overlay", "copy", "watched")
 UPDATES = """
@@ -621,7 +621,7 @@ with apart.Process("fake_cuda.scripts.attempt", 60):
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("what", ["os.fork", "secrets.token_hex"])
+@pytest.mark.parametrize("what", ["os.fork", "own_folder.name"])
 def test_a_caller_that_ends_while_it_starts_leaves_nothing(work, tmp_path, monkeypatch, name, what):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
@@ -641,6 +641,52 @@ def test_a_keeper_that_is_killed_leaves_no_folder(work, tmp_path, monkeypatch, w
     with pytest.raises(ValueError, match="the process that keeps it was ended by SIGKILL"):
         predict(work, text, way)
     assert not list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere work outlives a keeper")
+def test_what_a_killed_caller_and_keeper_left_is_removed_by_the_next_run(caller, monkeypatch):
+    process = caller("import time\nopen('large', 'w').write('x')\ntime.sleep(900)\n", "copy", 900)
+    left, ends = Path(os.environ["TMPDIR"]), time.monotonic() + 240
+    while len(ours()) < 3 and process.poll() is None and time.monotonic() < ends:
+        time.sleep(0.05)  # caller, keeper and worker
+    keeper = psutil.Process(process.pid).children()
+    for one in (process, *keeper):
+        one.kill()
+    _, said = process.communicate(timeout=60)
+    if "no private view" in said:
+        pytest.skip(said.splitlines()[-1])
+    while ours() and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert len(list(left.glob("fake_cuda_*"))) == 1
+    monkeypatch.setattr(tempfile, "tempdir", str(left))
+    with apart.Process("fake_cuda.scripts.attempt", 60):
+        pass
+    assert not list(left.iterdir())
+
+
+def test_only_what_nobody_holds_is_removed(tmp_path, monkeypatch):
+    user = tmp_path / "mine"
+    user.mkdir()
+    (user / "data").write_text("old")
+    stale, held, others, link, file = (tmp_path / own_folder.name() for _ in range(5))
+    for folder in (stale, others, tmp_path / "fake_cuda_held_results", tmp_path / "fake_cuda"):
+        folder.mkdir()
+    (stale / "copied").write_text("new")
+    number = own_folder.make(str(held))
+    link.symlink_to(user)
+    file.write_text("old")
+    monkeypatch.setattr(os, "getuid", lambda: -1)
+    own_folder.sweep(str(tmp_path))
+    assert stale.exists() and others.exists()
+    monkeypatch.undo()
+    others.rmdir()
+    before = {path.name for path in tmp_path.iterdir()}
+    own_folder.sweep(str(tmp_path))
+    assert before - {path.name for path in tmp_path.iterdir()} == {stale.name}
+    assert (user / "data").read_text() == "old"
+    os.close(number)
+    own_folder.sweep(str(tmp_path))
+    assert not held.exists()
 
 
 def test_a_script_that_does_not_react_is_ended(work, monkeypatch):

@@ -8,20 +8,15 @@ Writes: nothing
 """
 
 import importlib.metadata
-import os
-import platform
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
+from planner.doctor import data, prediction, report, room
 from tools import ROOT
 
 NEEDED = "torch transformers accelerate datasets peft bitsandbytes torchao ipywidgets jupyterlab"
-VARIABLES = "CUDA_VISIBLE_DEVICES HF_HUB_OFFLINE OMP_NUM_THREADS PYTORCH_ALLOC_CONF".split()
-ROOM = 2 * 2**30  # bytes for caches and executed copies
 
 
 def commit() -> str:
@@ -81,42 +76,13 @@ def writable() -> str:
     return "build/ and data/cache/ can be written"
 
 
-def room() -> str:
-    """Whether caches have room."""
-    free = shutil.disk_usage(ROOT).free
-    if free < ROOM:
-        raise ValueError(f"{free / 2**30:.1f} GiB are free on this disk: the course wants 2")
-    return f"{free / 2**30:,.0f} GiB free on this disk"
-
-
-def prediction() -> str:
-    """Whether a prediction works, which leans on private names of torch."""
-    from helpers import gib, predict, text_classification
-
-    found = predict(text_classification("large"), gpu="T4", per_device_train_batch_size=4)
-    return f"BERT-large on a T4: {gib(found.peak_allocated)} predicted in {found.took:.0f} s"
-
-
-CHECKS = (importable, writable, room, prediction)
-
-
-def check(question: Callable[[], str]) -> tuple[bool, str]:
-    try:
-        return True, question()
-    except Exception as error:  # whatever it is, the report goes on
-        return False, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+CHECKS = (importable, data, writable, room, prediction)
 
 
 def main() -> int:
-    print(f"course {commit()}")
-    print(f"Python {platform.python_version()} on {platform.platform()}")
-    print(*versions(), sep="\n")
-    print(*(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ), sep="\n")
-    good, machine = check(lambda: str(__import__("helpers").describe()))
-    results = [(good, machine), *map(check, CHECKS)]
-    for good, text in results:
-        print("ok    " if good else "FAILED", text)
-    return 0 if all(good for good, _ in results) else 1
+    text, good = report(f"course {commit()}", versions(), CHECKS)
+    print(text)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

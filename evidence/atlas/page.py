@@ -1,18 +1,20 @@
-"""What the page "Will it fit?" reads: the atlas with prices, code and cards, as plain JSON.
+"""What is said with the atlas: cards, the planner's rules, and prices and code of each recipe.
 
-The code is the planner's own (`planner.script`), with marks in place of the four numbers that
-depend on the question.
+    python -m evidence words
+
+The page "Will it fit?" and `onegpu fit` read it (`planner.recorded`). The code is the planner's own
+(`planner.script`), with marks in place of the four numbers that depend on the question.
 """
 
 import json
 from dataclasses import asdict, dataclass, replace
 
 from evidence.atlas import table
-from evidence.atlas.points import FAMILIES, FULL, LENGTHS, MICRO_BATCHES, MiB
+from evidence.atlas.points import FAMILIES, FULL, LENGTHS, MICRO_BATCHES, TOKENS, MiB
 from fake_cuda import cost
-from helpers.hardware import supports, versions
+from helpers.hardware import supports
 from helpers.prediction import CONTEXT
-from planner import search
+from planner import recorded, search
 from planner.question import SMALL_LOGITS, Question, ask, blind_margin, known_cards
 from planner.script import script
 from planner.techniques import CHUNKED_LOSS, KINDS, LIGER, ON_THE_HOST, SMALLEST, WAYS, Plan
@@ -98,6 +100,7 @@ def index() -> dict:
         "lengths": LENGTHS,
         "micro_batches": MICRO_BATCHES,
         "batches": BATCHES,
+        "tokens": TOKENS,
         "cards": [asdict(card) for card in named_cards()],
         "margin": blind_margin(),
         "small_logits": SMALL_LOGITS,
@@ -117,7 +120,6 @@ def index() -> dict:
             }
             for way in WAYS
         ],
-        "versions": versions(),
     }
 
 
@@ -136,34 +138,46 @@ def marked(model: str, card: str) -> Question:
     return ask(model, card, length=MARKS["length"], batch=batch)
 
 
-def of_model(model: str) -> dict:
-    """What is recorded of a model, with what is said and pasted for each recipe."""
-    recorded = table.read(model)
+def said_of(model: str) -> dict:
+    """What is said of a model, and of each of its recipes."""
     families = {}
-    for family, recipes in recorded["families"].items():
+    for family, recipes in table.read(model)["families"].items():
         question = marked(model, FAMILIES[family].card)
         offered = {t for way in question.ways() for t in way.techniques} & {LIGER, CHUNKED_LOSS}
+        whys = {name: points["why"] for name, points in recipes.items() if "why" in points}
         families[family] = {
             "spares": next((technique.name for technique in offered), ""),
-            "left_out": sum(points.get("why", FULL) != FULL for points in recipes.values()),
+            "without_liger": question.without_liger,
+            "missing": sorted(name for name, why in whys.items() if why != FULL),
             "recipes": {
-                name: about(question, Plan.named(name)) | points
-                for name, points in recipes.items()
-                if "why" not in points
+                name: about(question, Plan.named(name)) for name in recipes if name not in whys
             },
         }
-    config = question.workload.config
+    config, usual = question.workload.config, ask(model, FAMILIES[family].card)
     return {
-        "model": model,
         "hub_id": question.hub_id,
         "parameters": question.workload.parameters(),
         "vocabulary": config.vocab_size,
         "positions": getattr(config, "max_position_embeddings", None),
-        "torch": recorded["torch"],
-        "transformers": recorded["transformers"],
-        "date": recorded["date"],
+        "length": usual.workload.length,
         "families": families,
     }
+
+
+def said() -> dict:
+    """All of it."""
+    return {"index": index(), "models": {model: said_of(model) for model in models()}}
+
+
+def write() -> None:
+    """Into a file beside the atlas."""
+    table.replace(recorded.PLANNER, said())
+
+
+def of_model(model: str) -> dict:
+    """What is recorded of a model, with what is said and pasted for each recipe."""
+    table.read(model)  # a damaged file is told
+    return recorded.of_model(model)
 
 
 def about(question: Question, plan: Plan) -> dict:

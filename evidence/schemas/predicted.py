@@ -122,6 +122,8 @@ def speed_constants():
 def calculators():
     found = columns(FILLED, "set run model") | {"kind": cell(one_of("full", "LoRA"))}
     guesses = "measured predicted accelerate deepspeed sixteen_bytes formula"
+    guesses += " kitsune anatomy nairr smirnov eleuther escobar"
+    found |= {"mem_tracker": cell(POSITIVE, empty=True)}  # it refuses frozen weights
     return table(found | columns(cell(POSITIVE), guesses), "set run")
 
 

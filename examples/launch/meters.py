@@ -14,9 +14,9 @@ def size(tensors):
 
 
 class Collectives(TorchDispatchMode, Counter):
-    """Bytes by collective, of the tensor that is whole."""
+    """Bytes by collective, of what is whole: a tensor, or a list of pieces."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "c10d":
-            self[function.name()] += max(t.nbytes for t in tree_leaves(args) if is_tensor(t))
+            self[function.name()] += max(size(tree_leaves(handed)) for handed in args)
         return function(*args, **(kwargs or {}))

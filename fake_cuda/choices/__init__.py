@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from ..trace import Trace
-from .attention import fused_attention, no_flex
+from .attention import fused_attention
 from .autocast import FLOAT32, HALF, autocast
 from .bitsandbytes import quantized
 from .device import caches, host_copies
+from .flex import flex_attention
 from .liger import patches
 from .modules import modules
 from .optimizers import all_parameters_at_once, every_step, half_precision
@@ -34,5 +35,5 @@ def cuda_choices(trace: Trace) -> Iterator[None]:
 def fake_modules(trace: Trace) -> Iterator[None]:
     """Libraries take fake tensors where they ask for real ones."""
     with modules(trace), every_step(trace.here), quantized(trace.here, trace.cuda):
-        with launches(trace), no_flex(trace.here):
+        with launches(trace), flex_attention(trace):
             yield

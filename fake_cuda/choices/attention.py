@@ -10,10 +10,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import flex_attention
 
-from ..here import Here
-from ..refusals import FLEX, NotSimulated
 from ..trace import Trace
 
 aten = torch.ops.aten
@@ -157,28 +154,4 @@ def fused_attention(trace: Trace) -> Iterator[None]:
     """Attention takes the kernel of the card."""
     chosen = attention_of(trace)
     with trace.here.replaced((F, "scaled_dot_product_attention", chosen)):
-        yield
-
-
-class FlexOnCPU(NotSimulated, NotImplementedError):
-    """What flex attention's own check would raise, too."""
-
-
-@contextmanager
-def no_flex(here: Here) -> Iterator[None]:
-    """Flex attention trains on a card alone: its check of the device says so in our words, and so
-    does what makes its masks, which reads values of the card."""
-    check = flex_attention._validate_device
-
-    def refused(query, key, value) -> None:
-        try:
-            check(query, key, value)
-        except NotImplementedError as error:
-            raise FlexOnCPU.uses(FLEX) from error
-
-    def no_mask(*_, **__) -> None:
-        raise FlexOnCPU.uses(FLEX)
-
-    masks = flex_attention, "create_block_mask", no_mask
-    with here.replaced((flex_attention, "_validate_device", refused), masks):
         yield

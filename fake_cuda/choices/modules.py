@@ -1,7 +1,6 @@
 """What libraries do with real tensors only: move modules, copy them, guess at packed sequences."""
 
 import copy
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -22,39 +21,38 @@ try:
 except ModuleNotFoundError:  # a loop of one's own does without it
     transformers = None
 
-_around = threading.local()  # `memo`: what the outermost call in this thread has changed so far
-
 
 def _apply(self, fn: Callable, recurse: bool = True):
-    """`nn.Module._apply` (.to, .half, .cuda) for fake parameters, which torch's own cannot swap.
+    """`nn.Module._apply` (.to, .half, .cuda) for fake parameters, which torch's own would swap.
 
-    As torch's, it asks each child: some have an `_apply` of their own, such as recurrent layers and
-    the metrics of torchmetrics.
+    All else is as torch's: each child is asked, since some have an `_apply` of their own; whoever
+    holds a parameter, such as an optimizer, goes on holding it; gradients are changed, too; and a
+    buffer of two modules becomes two.
     """
-    outermost = not hasattr(_around, "memo")
-    if outermost:
-        _around.memo = {}
-    try:
-        for child in self.children() if recurse else ():
-            child._apply(fn)
-        _change(self, fn, _around.memo)
-    finally:
-        if outermost:
-            del _around.memo
+    for child in self.children() if recurse else ():
+        child._apply(fn)
+    for name, old in self._parameters.items():
+        if old is None:
+            continue
+        gradient = old.grad
+        with torch.no_grad():
+            new = _in_place(old, fn(old))
+            if new is not old:
+                new = self._parameters[name] = torch.nn.Parameter(new, old.requires_grad)
+            if gradient is not None:
+                new.grad = _in_place(gradient, fn(gradient))
+    for name, old in self._buffers.items():
+        self._buffers[name] = old if old is None else fn(old)
     return self
 
 
-def _change(module: torch.nn.Module, fn: Callable, memo: dict[int, tuple]) -> None:
-    """Its own tensors, each once, since modules may share them."""
-    for tensors in (module._parameters, module._buffers):
-        for name, old in tensors.items():
-            if old is not None and id(old) not in memo:
-                with torch.no_grad():
-                    new = fn(old)
-                if new is not old and isinstance(old, torch.nn.Parameter):
-                    new = torch.nn.Parameter(new, old.requires_grad)
-                memo[id(old)], memo[id(new)] = (new, old), (new, new)
-            tensors[name] = old if old is None else memo[id(old)][0]
+def _in_place(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """`old` with the memory of `new`; `new` where one has none (meta) or is not fake."""
+    both = isinstance(old, FakeTensor) and isinstance(new, FakeTensor)
+    if not both or (old.fake_device.type == "meta") != (new.fake_device.type == "meta"):
+        return new
+    old.data, old.fake_device = new, new.fake_device
+    return old
 
 
 def _deepcopy(tensor, memo: dict):

@@ -5,7 +5,6 @@ This is the caller's side; `keeper` is the other one.
 
 import importlib
 import os
-import secrets
 import select
 import shutil
 import signal
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Pipe, wait
 
+from . import own_folder
 from .keeper import ANEW, CALLERS, CARDS, NO_CARD, Ends, keep
 
 GRACE = 10.0  # seconds in which work that was told to end may still answer
@@ -50,7 +50,7 @@ class Process:
         leash, self._leash = os.pipe()  # the keeper sees it close when this process is gone
         ends = Ends(tasks, answers, writes, leash)
         # The keeper makes the folder, so that there is none without somebody to remove it.
-        folder = os.path.join(tempfile.gettempdir(), f"fake_cuda_{secrets.token_hex(8)}")
+        folder = os.path.join(tempfile.gettempdir(), own_folder.name())
         self._keeper, self._base = 0, folder
         if _forkable() and "torch" in sys.modules:
             importlib.import_module(module)  # what takes seconds is loaded once for all that follow

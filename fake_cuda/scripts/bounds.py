@@ -173,8 +173,8 @@ def _outside(bounds: Bounds) -> int | None:
 
 def _say(where, bounds: Bounds, wrong: int, card: bool) -> None:
     guessed = where.unsure or where.trace.guessed
-    if not card:
-        if not guessed and bounds.ends is ASSERTS:
+    if not card:  # where the host does not look itself, nothing is computed from a guess
+        if guessed == (bounds.ends is BEYOND):
             raise IndexError(ON_HOST[bounds.words].format(wrong, bounds.size))
         return
     place = stood(traceback.extract_stack())

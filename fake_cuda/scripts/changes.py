@@ -46,6 +46,7 @@ NEW_FAKE = FakeTensor.__new__
 def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     """(owner, name, value) of all that is replaced for a `Run`."""
     yield from _tensors(run, where, moves)
+    yield from _ctc(where, moves)
     yield from files(run, where, moves)
     yield from names(where, moves)
     yield from misspelt()
@@ -110,18 +111,7 @@ def _tensors(run, where: Where, moves: Moves) -> Iterator[tuple]:
             raise Stop(PACKED.format(stood(traceback.extract_stack())))
         return pack(given, *args, **options)
 
-    def ctc_loss(scores, labels, *given):
-        """Lengths lie where the scores do: of lists, torch's C++ would read the labels' values, and
-        it brings tensors of the host there by itself."""
-        lengths, options = given[:2], given[2:]
-        if where.on_card(scores):
-            with _disable_current_modes():
-                lengths = [torch.as_tensor(of) for of in lengths]
-            lengths = map(moves.upload, lengths)
-        return ctc(scores, labels, *lengths, *options)
-
-    pack, ctc = torch.nn.utils.rnn.pack_padded_sequence, torch.ctc_loss
-    yield torch, "ctc_loss", ctc_loss
+    pack = torch.nn.utils.rnn.pack_padded_sequence
     yield torch.nn.utils.rnn, "pack_padded_sequence", packed
     yield torch.compiler, "cudagraph_mark_step_begin", lambda: None  # of compiled code
     yield torch.jit, "script", scripted
@@ -136,6 +126,25 @@ def _tensors(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield torch.nn.Parameter, "__new__", new
     yield torch.Tensor, "__deepcopy__", copied
     yield FakeTensor, "__new__", _as_parameter
+
+
+def _ctc(where: Where, moves: Moves) -> Iterator[tuple]:
+    """A loss whose kernels do not look at labels."""
+    ctc = torch.ctc_loss
+
+    def ctc_loss(scores, labels, *given):
+        """Lengths lie where the scores do: of lists, torch's C++ would read the labels' values, and
+        it brings tensors of the host there by itself."""
+        lengths, options = given[:2], given[2:]
+        if where.on_card(scores):
+            with _disable_current_modes():
+                lengths = [torch.as_tensor(of) for of in lengths]
+            lengths = map(moves.upload, lengths)
+        elif where.unsure or where.trace.guessed:
+            bounds.check(where, torch.ops.aten.ctc_loss, (scores, labels, *lengths), {}, False)
+        return ctc(scores, labels, *lengths, *options)
+
+    yield torch, "ctc_loss", ctc_loss
 
 
 def _as_parameter(kind, first=None, *args, **options):

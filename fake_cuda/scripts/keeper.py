@@ -25,6 +25,8 @@ from typing import NamedTuple
 
 import psutil
 
+from . import own_folder
+
 ADOPT, END_WITH_PARENT = 36, 1  # linux/prctl.h: PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
 CALLERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the caller's, not its keeper's
 WHERE = signal.SIGUSR2  # asks the worker to print where it stands; a thread would forbid namespaces
@@ -84,8 +86,10 @@ def keep(module: str, seconds: float, grace: float, base: str, ends: Ends) -> No
         for number in CALLERS:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, CALLERS)
-        os.mkdir(base, 0o700)  # not before: now nothing but SIGKILL keeps this from its end
-        _only(*ends.numbers())
+        held = own_folder.make(base)  # not before: now nothing but SIGKILL keeps this from its end
+        _only(*ends.numbers(), held)
+        with suppress(OSError):
+            own_folder.sweep(os.path.dirname(base))
         _system("prctl", ADOPT, 1, 0, 0, 0)
         if any(map(os.path.exists, CARDS)):
             os.environ.update(NO_CARD)

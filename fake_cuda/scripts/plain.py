@@ -5,6 +5,7 @@ A script that reads its data one sample after another does it a hundred thousand
 
 import numpy as np
 import torch
+from torch._C._functorch import peek_interpreter_stack
 
 # What has no place of its own: with these and real tensors alone a function stays on the host.
 PLAIN = {torch.Tensor, np.ndarray, np.memmap, int, float, bool, type(None), slice, type(...)}
@@ -32,8 +33,11 @@ def plain(values, kinds: set[type] = PLAIN) -> bool:
 
 def plain_function(func, args: tuple, kwargs: dict) -> bool:
     """Whether a function of torch works on the host alone, where nobody said otherwise: it is one
-    of C (Python's may have a model behind them), and is told no place."""
+    of C (Python's may have a model behind them), and is told no place. Within vmap a tensor that
+    seems real may stand for a fake one."""
     if type(func) not in IN_C or func in PLACES or kwargs.keys() & SAY:
+        return False
+    if peek_interpreter_stack() is not None:
         return False
     return plain(args) and plain(kwargs.values())
 

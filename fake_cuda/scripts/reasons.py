@@ -1,6 +1,7 @@
 """Why a script gave no answer, in one sentence: whose fault it is, and where it stood."""
 
 import errno
+import importlib.metadata
 import os
 import re
 import traceback
@@ -12,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from ..refusals import GPU, what_it_uses
 from . import mixed, view, watch
 from .ranks import PROCESS
-from .words import SEVERAL, NoAnswer, Stop, TimeOver, in_line
+from .words import SEVERAL, NoAnswer, Stop, TimeOver, in_line, reached
 
 # Names of types, and texts: of libraries that are not loaded for this, and that wrap each other.
 OFFLINE = "ConnectionError|ConnectError|LocalEntryNotFound|OfflineModeIsEnabled|URLError|gaierror"
@@ -145,9 +146,23 @@ def _not_installed(end: End) -> str:
     name = end.error.name
     if name is None:  # a library raised it, and says in words what it asks for
         return f"needs what is not installed{end.at}: {end.kind}"
+    if isinstance(end.error, importlib.metadata.PackageNotFoundError):
+        return f"asks for the version of {name}, which pip has not installed{end.at}"
     here = any(Path(f"{name}{ending}").exists() for ending in ("", ".py"))
     advice = ": set PYTHONPATH=. to find it in this folder" if here else ""
     return f"needs the module {name}, which is not installed{advice}"
+
+
+def _of_another_version(end: End) -> str:
+    """A library that is here has not the name that is asked for."""
+    name = (getattr(end.error, "name", None) or "").split(".")[0]
+    if not isinstance(end.error, ImportError) or "cannot import name" not in end.said:
+        return ""
+    try:
+        version = importlib.metadata.version(name)
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # the script's own
+        return ""
+    return f"asks {name} {version} for what it does not have{end.at}: {end.said}"
 
 
 def _of_a_package(end: End) -> str:
@@ -175,7 +190,7 @@ def _by_values(end: End) -> str:
         return ""
     if end.generated:
         return f"generates text and picks by its values ({end.generated})"
-    return f"cannot be predicted{end.at}: {NO_VALUES}"
+    return f"cannot be predicted{end.at}{reached(end.error)}: {NO_VALUES}"
 
 
 def _asks_the_driver(end: End) -> str:
@@ -220,6 +235,7 @@ REASONS = (
     _not_allowed,
     _of_ipython,
     _not_installed,
+    _of_another_version,
     _of_a_package,
     _waits_for_input,
     _without_terminal,

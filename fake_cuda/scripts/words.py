@@ -45,12 +45,23 @@ def stood(frames) -> str:
     foreign = ("<", *_libraries())
     own = [f for f in frames if not f.filename.startswith(foreign)]
     own = [f for f in own if not {"site-packages", "dist-packages"} & set(Path(f.filename).parts)]
-    if not own:
-        return ""
-    file, number = own[-1].filename, own[-1].lineno
-    line = (own[-1].line or linecache.getline(file, number)).strip()
+    return _shown(own[-1]) if own else ""
+
+
+def _shown(frame) -> str:
+    file, number = frame.filename, frame.lineno
+    line = (frame.line or linecache.getline(file, number)).strip()
     shown = f": `{line[:100]}`" if line else ""
     return f"line {number} of {Path(file).name}{shown}"
+
+
+def reached(error: BaseException) -> str:
+    """The line of a library where it was raised, if the user's own code called one that is not
+    torch or this one: ", in line 7 of loss.py: `its text`", or nothing."""
+    inside = (f"{Path(sys.modules['torch'].__file__).parent}/", f"{Path(__file__).parents[1]}/")
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in frames if not f.filename.startswith(("<", *inside))]
+    return f", in {_shown(frames[-1])}" if frames and not stood(frames[-1:]) else ""
 
 
 def in_line(error: BaseException) -> str:

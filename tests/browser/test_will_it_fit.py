@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evidence.atlas.answers import Asked
+from planner.atlas import Asked
 from planner.command import parsed
 
 ROOT = Path(__file__).resolve().parents[2]

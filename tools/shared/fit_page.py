@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from evidence.atlas import check, page
-from evidence.atlas.answers import Asked, Found
+from planner.atlas import Asked, Found
 
 NAME = "will_it_fit"
 CARDS = ("T4", "16GiB", "24GiB", "48GiB", "80GiB")  # of the table
@@ -67,8 +67,8 @@ def trust() -> str:
     blind = page.blind_margin()
     rest = (
         f"How far full predictions lie from real cards is another matter: a card has to hold "
-        f"{blind:.1%} more than predicted, since 19 of 20 runs that were predicted before they "
-        "were known needed no more, and a CUDA context."
+        f"a CUDA context and {blind:.1%} more than predicted, since 19 of 20 blind runs, whose "
+        "predictions came before anything was changed for them, needed no more."
     )
     return "\n".join([said, "", *lines, "", rest])
 

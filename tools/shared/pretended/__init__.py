@@ -113,6 +113,9 @@ def _hooks(card: Card) -> Iterator[tuple]:
     """A backward pass runs hooks, and with them recomputed layers, without any mode of torch."""
 
     def pretending(hook):
+        if card.compiles:  # what compiled code keeps is made again as it was made
+            return hook
+
         @functools.wraps(hook)
         def run(*args):
             if torch._C._len_torch_function_stack() or not Pretend.on:
@@ -164,9 +167,11 @@ def _compiled(card: Card) -> Iterator[tuple]:
 
         @functools.wraps(made)
         def outside(*args, **options):
+            if not Pretend.on:  # inside of a prediction
+                return made(*args, **options)
             with torch._C.DisableTorchFunction():
                 here = any(card.holds(t) for t in tensors_in((args, options)))
-            with _no_modes():
+            with _no_modes(), patch.object(card, "compiles", True):
                 out = made(*args, **options)
             for tensor in tensors_in((out,)):
                 card.place(tensor, here)

@@ -27,6 +27,7 @@ class Card:
         self.places: dict[int, bool] = {}  # a storage's address: on the card, or known to be off it
         self.calls: list[str] = []  # what was asked of the card: "empty_cache", ...
         self.inside_a_kernel = False
+        self.compiles = False  # compiled code runs, which no mode sees
         self.workspaces: dict[bool, torch.Tensor] = {}  # of cuBLAS, until cleared
 
     def holds(self, tensor: torch.Tensor) -> bool | None:

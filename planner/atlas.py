@@ -1,4 +1,4 @@
-"""The planner's answer from the atlas: what the page computes in JavaScript, in Python.
+"""The planner's answer from recorded points, as the page "Will it fit?" computes it in JavaScript.
 
 The page's script (`docs/will_it_fit.js`) and this follow `planner.search`, with recorded points in
 place of its lines. A test asks both the same questions.
@@ -41,20 +41,27 @@ class Asked:
 
     @property
     def family(self) -> dict | None:
+        """What is recorded for cards of this kind; None for nothing."""
         return self.model["families"].get(self.card["family"])
+
+    def logits_are_large(self) -> bool:
+        """Whether it pays to spare them."""
+        logits = 4 * self.length * self.batch * self.model["vocabulary"]
+        return logits >= self.index["small_logits"] * self.card["memory"] * 2**20
 
     def ways(self) -> list[int]:
         """The numbers of the ways that are tried: logits are spared where they are large."""
-        logits = 4 * self.length * self.batch * self.model["vocabulary"]
-        large = logits >= self.index["small_logits"] * self.card["memory"] * 2**20
-        spares = self.family["spares"] if large else ""
+        spares = self.family["spares"] if self.logits_are_large() else ""
         ways = enumerate(self.index["ways"])
         return [k for k, way in ways if way["logits"] in ("", spares)]
 
+    def name(self, kind: dict, way: int) -> str:
+        """A recipe's, such as "LoRA, checkpointing"."""
+        return ", ".join(filter(None, (kind["name"], self.index["ways"][way]["name"])))
+
     def of(self, kind: dict, way: int, micro_batch: int) -> Found | None:
         """A recipe with a micro-batch; None where it is not recorded."""
-        names = kind["name"], self.index["ways"][way]["name"]
-        name = ", ".join(filter(None, names))
+        name = self.name(kind, way)
         recipe = self.family["recipes"].get(name)
         rows = recipe["points"] if recipe else []
         at = next((k for k, r in enumerate(rows) if r[:2] == [self.length, micro_batch]), None)
@@ -74,17 +81,21 @@ class Asked:
             seconds, low * seconds, high * seconds, limit,
         )  # fmt: skip
 
-    def candidates(self, kind: dict) -> list[Found]:
-        """Those of a kind that fit, best first."""
-        found: list[Found] = []
+    def tried(self, kind: dict) -> dict[int, list[Found]]:
+        """The ways that the planner tries for a kind, one after another, and what of each fits."""
+        tried: dict[int, list[Found]] = {}
         for way in self.ways():
-            if found and self.index["ways"][way]["host"]:
+            if any(tried.values()) and self.index["ways"][way]["host"]:
                 break  # that is slower than what fits
             own = [self.of(kind, way, n) for n in self.micro_batches(kind)]
-            fits = [f for f in own if f and f.need <= self.card["memory"]]
-            found += fits
-            if any(f.micro_batch == self.batch for f in fits):
+            tried[way] = [one for one in own if one and one.need <= self.card["memory"]]
+            if any(one.micro_batch == self.batch for one in tried[way]):
                 break  # what follows saves memory
+        return tried
+
+    def candidates(self, kind: dict) -> list[Found]:
+        """Those of a kind that fit, best first."""
+        found = [one for fits in self.tried(kind).values() for one in fits]
         as_good = self.index["as_fast"] * min((f.seconds for f in found), default=0)
 
         def order(one: Found) -> tuple:
@@ -92,7 +103,33 @@ class Asked:
 
         return sorted(found, key=order)
 
+    def largest(self, one: Found) -> int:
+        """Samples of the largest micro-batch that would fit, by a line through recorded ones."""
+        kind = next(k for k in self.index["kinds"] if k["name"] == one.kind)
+        recorded = [self.of(kind, one.way, n) for n in self.index["micro_batches"]]
+        room, known = self.card["memory"], [f for f in recorded if f]
+        largest = max(
+            (f for f in known if f.need <= room), key=lambda f: f.micro_batch, default=one
+        )
+        others = [f for f in known if f.micro_batch != largest.micro_batch]
+        if not others:
+            return largest.micro_batch
+        near = max(others, key=lambda f: f.micro_batch)
+        samples = largest.micro_batch - near.micro_batch
+        per_sample = max(1.0, (largest.need - near.need) / samples)
+        return largest.micro_batch + max(0, int((room - largest.need) / per_sample))
+
+    def complete(self) -> bool:
+        """Whether all that the planner would try is recorded."""
+        lengths, sizes = self.index["lengths"], self.index["micro_batches"]
+        recorded = self.length in lengths and self.batch in sizes
+        if not recorded or self.length * self.batch > self.index["tokens"] or not self.family:
+            return False
+        tried = {self.name(kind, way) for kind in self.index["kinds"] for way in self.tried(kind)}
+        return not tried & set(self.family["missing"])
+
     def micro_batches(self, kind: dict) -> list[int]:
+        """Those that are tried."""
         if not kind["accumulates"]:
             return [self.batch]
         return [n for n in self.index["micro_batches"] if self.batch % n == 0]

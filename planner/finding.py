@@ -1,0 +1,55 @@
+"""Who answers `onegpu fit`: the atlas at once, the search for one card, or that for several."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from .terminal import Progress
+
+if TYPE_CHECKING:  # they load torch
+    from .answer import Fit
+    from .several import Several
+
+CARD = "T4"  # where none is named
+ALONE = "gpu", "data", "longest", "exact"  # options of fit that are for one card
+BOTH = "task", "length", "batch", "cache", "host"
+
+
+def find(options: argparse.Namespace) -> Fit | Several:
+    """The answer to what was asked.
+
+    Raises:
+        ValueError, OSError: one sentence that says what to change.
+    """
+    if not options.gpus:
+        return _recorded(options) or _predicted(options)
+    if alone := next((name for name in ALONE if getattr(options, name)), ""):
+        raise ValueError(f"--{alone} is for one card, and --gpus names several: leave out one")
+    from .search_several import fit_several
+
+    with Progress() as progress:
+        return fit_several(options.model, options.gpus, **_asked(options), say=progress)
+
+
+def _asked(options: argparse.Namespace) -> dict:
+    return {name: getattr(options, name) for name in BOTH}
+
+
+def _recorded(options: argparse.Namespace) -> Fit | None:
+    """What the atlas has; None where it has no answer or is not asked."""
+    from . import recorded
+
+    more = options.exact, options.data, options.longest, options.host, not options.cache
+    if any(more) or options.task == "text_classification":
+        return None
+    return recorded.fit(options.model, options.gpu or CARD, options.length, options.batch)
+
+
+def _predicted(options: argparse.Namespace) -> Fit:
+    """What is predicted now."""
+    from . import fit
+
+    asked = _asked(options) | {"data": options.data, "longest": options.longest}
+    with Progress() as progress:
+        return fit(options.model, options.gpu or CARD, **asked, say=progress)

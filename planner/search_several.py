@@ -1,0 +1,271 @@
+"""Which way over several cards fits? Each is predicted as rank 0, least change first.
+
+A rank is predicted whole, by the real wrappers (`ranks`): no twin of a few layers tells what they
+gather. So what cannot fit by its weights alone is not predicted, and of what trains the same the
+search ends with the first way that needs no saving.
+"""
+
+import functools
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from fake_cuda.scripts.verdict import ONE_UPDATE
+from fake_cuda.scripts.words import RANK_0
+from helpers.hardware import GPU, data_file, gpu, supports
+from helpers.host import host_of
+from helpers.prediction import Prediction
+from helpers.runs import load
+
+from . import cache
+from .facts import Facts
+from .predictions import facts_of, no_progress
+from .question import Question, ask, known_cards
+from .ranks import predict_rank, rank_script
+from .several import SECONDS, SMALLEST, WAYS, Recipe, Several, Way
+
+MIB = 2**20
+# What a rank's link carries stands only in what is said of a script, in these words: a prediction
+# has no field for it.
+BEFORE, AFTER = (RANK_0.split("{:,.0f}")[n] for n in (0, 1))
+CARRIES = re.compile(re.escape(BEFORE.split("{}")[1]) + r"([\d,]+)" + re.escape(AFTER))
+HELD = {  # by other ranks: where some weights do not divide evenly, and where all do
+    "ddp": ("all ranks hold as much",) * 2,
+    "zero1": ("other ranks keep the states of other weights",) * 2,
+    "fsdp2": ("it has the larger shards", "all ranks hold as much"),
+}
+
+
+def cards_of(text: str) -> tuple[int, str]:
+    """The number and the name of "2x24GiB"; ValueError says what to write."""
+    count, times, name = text.partition("x")
+    if not (times and count.isdecimal() and name.strip()):
+        raise ValueError(f"{text!r} is no number of cards: write 2x24GiB or 8xA100-80GB")
+    if int(count) < 2:
+        raise ValueError(f"{text!r} is not several cards: ask for one with --gpu {name}")
+    return int(count), name.strip()
+
+
+def ask_several(
+    model: str, gpus: str, task: str | None = None, length: int | None = None, batch: int = 8
+) -> tuple[Question, int]:
+    """The question of `fit_several`'s arguments, and how many cards; or ValueError."""
+    ranks, name = cards_of(gpus)
+    if task not in (None, "language_modelling"):
+        raise ValueError("several cards are tried for language modelling: ask for one with --gpu")
+    asked = ask(model, name, task, length, batch)
+    if asked.workload.task != "language_modelling":
+        raise ValueError(f"several cards are tried for language models, and {model} is none")
+    if batch % ranks:
+        near = batch + ranks - batch % ranks
+        raise ValueError(f"a batch of {batch} does not divide over {ranks} cards: {near} does")
+    return asked, ranks
+
+
+class TooLong(ValueError):
+    """A prediction was not ready in its time, which a busy machine may need."""
+
+
+@functools.cache
+def cut_margin() -> float:
+    """By how much 19 of 20 ranks of cut weights needed no more than was first predicted.
+
+    A share of the prediction, of memory that was reserved: what is gathered on a stream of its own
+    is kept apart by the allocator, and the simulation knows one stream.
+    """
+    keys = ["set", "run", "quantity"]
+    blind = load("blind_several_cards").merge(load("several_cards")[[*keys, "measured"]], on=keys)
+    blind = blind[blind["quantity"] == "reserved"]
+    return float((blind["measured"] / blind["predicted"]).quantile(0.95) - 1)
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search for ways over so many cards; `say` is told of each prediction."""
+
+    asked: Question
+    ranks: int
+    say: Callable[[str], None]
+    keep: bool
+    host: float | str | None
+    seen: list[Recipe]  # all that was predicted
+
+    @property
+    def bf16(self) -> bool:
+        """Whether the card has it: ranks know no other 16 bits."""
+        return supports("bf16", self.asked.card)
+
+    def need(self, way: Way, reserved: float, card: GPU | None = None) -> int:
+        """Bytes that each card must hold, with the margin of its kind and the context."""
+        margin = cut_margin() if way.parallel == "fsdp2" else self.asked.margin
+        return replace(self.asked, margin=margin).need(reserved, card)
+
+    def recipe(self, way: Way, micro_batch: int) -> Recipe:
+        """A way predicted, with so many samples in a micro-batch."""
+        asked, accumulation = self.asked, self.asked.batch // self.ranks // micro_batch
+        # A third micro-batch finds what the second one found: two tell of all of them.
+        told = min(2, accumulation)
+        facts = self._facts(way, micro_batch, told, accumulation / told)
+        sent = MIB * float(CARRIES.search(facts.note)[1].replace(",", ""))
+        sent *= accumulation / told if way.parallel == "fsdp2" else 1  # the others send once a step
+        need = self.need(way, facts.peak_reserved)
+        able = [c for c in known_cards() if supports("bf16" if self.bf16 else "fp16", c)]
+        fits = [c.name for c in able if self.need(way, facts.peak_reserved, c) <= c.memory]
+        about = way.settings(micro_batch, accumulation, self.bf16)
+        even = all(p.shape[0] % self.ranks == 0 for p in asked.skeleton.parameters())
+        found = Recipe(
+            way=way,
+            micro_batch=micro_batch,
+            accumulation=accumulation,
+            facts=facts,
+            need=need,
+            sent=sent,
+            seconds=self._seconds(facts.step_seconds, sent),
+            held=HELD[way.parallel][even],
+            smallest_card=fits[0] if fits else None,
+            code=rank_script(asked.workload, self.ranks, way.parallel, **about),
+        )
+        self.seen.append(found)
+        return found
+
+    def _facts(self, way: Way, micro_batch: int, told: int, times: float) -> Facts:
+        """The prediction with `told` micro-batches, its time that of so many times as many."""
+        asked, settings = self.asked, way.settings(micro_batch, told, self.bf16)
+
+        def _made() -> Facts:
+            say = functools.partial(_said, self.say, f"{way.name}, micro-batch {micro_batch}")
+            card = asked.card.name
+            found = predict_rank(
+                asked.workload, card, self.ranks, way.parallel, host=self.host, say=say, **settings
+            )
+            if (
+                ONE_UPDATE in found.note
+            ):  # what its link carried before the first one counts as well
+                raise TooLong(f"{way.name} was not predicted in the time that a script has")
+            return _stretched(facts_of(found), found, times)
+
+        if not self.keep:
+            return _made()
+        key = [asked.workload.config.to_dict(), asked.workload.length, self.ranks, way.parallel]
+        key += [settings, times, cache.code(), _script_code(), asked.card.name]
+        key += [asked.card.facts, host_of(self.host, gpu(asked.card.name))]
+        return cache.kept(json.dumps(key, default=str), _made)
+
+    def _seconds(self, computing: float, sent: float) -> dict[str, tuple[float, float]]:
+        """Of a step, by link of the card: all that travels hidden, and none."""
+        links = load("links").query("card == @self.asked.card.name")
+        rates = {row.link: row.both_ways_gb_s * 1e9 / 2 for row in links.itertuples()}
+        travel = {link: sent / rate for link, rate in rates.items()}
+        return {k: (max(computing, t), computing + t) for k, t in travel.items() if computing}
+
+    def fitting(self, way: Way) -> Recipe | None:
+        """A way with the largest micro-batch that fits, or None."""
+        asked, share = self.asked, self.asked.batch // self.ranks
+        room = asked.card.memory
+        weights = way.least(self.ranks, self.bf16) * asked.workload.parameters()
+        if (least := self.need(way, weights)) > room:
+            return None
+        one = self.recipe(way, 1) if 2 * least > room else None  # where it is tight, the less first
+        if one and (one.need > room or share == 1):
+            return one if one.need <= room else None
+        whole = self.recipe(way, share)
+        if whole.need <= room or share == 1:
+            return whole if whole.need <= room else None
+        one = one or self.recipe(way, 1)
+        if one.need > room:
+            return None
+        per_sample = (whole.need - one.need) / (share - 1)
+        for n in range(share - 1, 1, -1):
+            if share % n == 0 and one.need + per_sample * (n - 1) <= room:
+                found = self.recipe(way, n)
+                if found.need <= room:
+                    return found
+        return one
+
+    def recipes(self) -> tuple[list[Recipe], list[str]]:
+        """Those that fit, and the names of the ways for which no time was left."""
+        found, left, began = [], [], time.monotonic()
+        for adapters in (False, True):
+            here: list[Recipe] = []
+            for way in (way for way in WAYS if way.adapters == adapters):
+                if any(r.way.parallel == way.parallel or _best(r) for r in here):
+                    continue  # what follows saves memory, which is not short
+                if time.monotonic() - began > SECONDS:
+                    left.append(way.name)
+                    continue
+                try:
+                    here += filter(None, [self.fitting(way)])
+                except TooLong:
+                    left.append(way.name)
+            found += sorted(here, key=lambda recipe: recipe.slowest)
+        return found, left
+
+
+def _best(recipe: Recipe) -> bool:
+    """Whether no way that saves more memory computes less."""
+    return recipe.accumulation == 1 and not recipe.way.checkpointing
+
+
+def _said(say: Callable[[str], None], name: str, progress: str) -> None:
+    say(f"predicting {name}: {progress.partition(': ')[2]}")
+
+
+def _stretched(facts: Facts, found: Prediction, times: float) -> Facts:
+    """The time of so many times as many micro-batches: all of a step but its end is repeated."""
+    if times == 1 or not facts.step_seconds:
+        return facts
+    once = sum(found.time.phases.get(name, 0) for name in ("optimizer step", "between steps"))
+    scale = times * (1 - once) + once
+    seconds = {name: scale * getattr(facts, name) for name in ("step_seconds", "low", "high")}
+    return replace(facts, **seconds)
+
+
+@functools.cache
+def _script_code() -> str:
+    """A hash of what a rank's prediction depends on beside `cache.code`."""
+    root = data_file().parent
+    files = [*sorted((root / "fake_cuda" / "scripts").glob("*.py")), root / "examples/rank.jinja"]
+    return cache.digest("".join(file.read_text("utf-8") for file in files))
+
+
+def fit_several(
+    model: str,
+    gpus: str,
+    task: str | None = None,
+    length: int | None = None,
+    batch: int = 8,
+    *,
+    say: Callable[[str], None] = no_progress,
+    cache: bool = True,
+    host: float | str | None = None,
+) -> Several:
+    """Ways to train a language model over several cards of one machine, predicted.
+
+    Args:
+        model: a name in `data/configs`, a hub id or a local folder.
+        gpus: so many cards of `data/gpus.csv`, "8xA100-80GB", or of a size, "2x24GiB".
+        task: None, or "language_modelling".
+        length: tokens of a sample.
+        batch: samples of an optimizer step, over all cards.
+        say: is told what is being predicted.
+        cache: whether predictions are kept on disk, in `build/predictions`.
+        host: seconds that the card's computer takes for an operation, as `predict` takes them.
+
+    Returns:
+        A `Several`: recipes, least change first, then the fastest, or the nearest miss.
+
+    Raises:
+        ValueError, OSError: one sentence that says what to change.
+    """
+    asked, ranks = ask_several(model, gpus, task, length, batch)
+    host_of(host, asked.card)  # what is wrong with it is said at once
+    search = Search(asked, ranks, say, cache, host, [])
+    recipes, left = search.recipes()
+    miss = None
+    if not recipes:
+        seen = search.seen or [search.recipe(SMALLEST, 1)]
+        miss = min(seen, key=lambda recipe: recipe.need)
+    shared = dict(asked=asked, ranks=ranks, cut_margin=cut_margin())
+    return Several(**shared, recipes=recipes, miss=miss, not_tried=left)

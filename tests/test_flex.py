@@ -1,0 +1,148 @@
+"""Flex attention, which trains on a card alone: bytes and blocks by hand, and a model with it."""
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex_attention
+from torch.utils.checkpoint import checkpoint
+
+from fake_cuda import NotSimulated, refusals, simulate
+from fake_cuda.card import Card
+from fake_cuda.choices import flex
+from fake_cuda.scripts import Script
+
+RATES = {"fp32": 19.5e12, "tf32": 156e12, "fp16": 312e12, "bf16": 312e12}
+A100 = Card("A100", (8, 0), 108, 1.555e12, RATES)
+LENGTH, BLOCKS = 512, 16  # 4 x 4 blocks of 128
+
+
+def causal(b, h, query, key):
+    return query >= key
+
+
+def step(mask_mod=None, width=(64, 64), batch=1, heads=(4, 2), change=None):
+    """Two steps of attention alone."""
+
+    def once(query, key, value):
+        make, attention = torch.compile(create_block_mask), torch.compile(flex_attention)
+        mask = mask_mod and make(mask_mod, 1, None, LENGTH, LENGTH, device="cpu")
+        out = attention(query, key, value, change, block_mask=mask, enable_gqa=True)
+        out.backward(torch.zeros_like(out))
+
+    def run():
+        shapes = [(heads[0], width[0]), (heads[1], width[0]), (heads[1], width[1])]
+        tensors = [
+            torch.nn.Parameter(torch.zeros(batch, h, LENGTH, w, dtype=torch.bfloat16))
+            for h, w in shapes
+        ]
+        optimizer = torch.optim.SGD(tensors)
+        for _ in range(2):
+            once(*tensors)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return run
+
+
+def rounded(*sizes: int) -> int:
+    """Bytes of blocks, as the allocator gives them."""
+    return sum(-(-size // 512) * 512 for size in sizes)
+
+
+@pytest.mark.parametrize("width", [(64, 64), (64, 32)])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_bytes_of_forward_and_backward_are_those_of_inductors_buffers(width, batch):
+    """At the peak: what is given, its gradients, the result and its gradient, of each row the sum
+    and backward's number in fp32, and four times the numbers of blocks and their places."""
+    rows = batch * 4 * LENGTH
+    query, key, value = (batch * h * LENGTH * w * 2 for h, w in ((4, 64), (2, 64), (2, width[1])))
+    out = rows * width[1] * 2
+    mask = [4 * 4, 4 * BLOCKS] * 4
+    expected = rounded(*[query, key, value, out] * 2, *[rows * 4] * 2, *mask)
+    found = simulate(step(causal, width=width, batch=batch), (8, 0))
+    assert found.peak_allocated == expected
+
+
+def of_documents(known: bool):
+    """A mask of documents, whose numbers are those of the data, or computed."""
+    numbers = torch.arange(LENGTH) // 256 if known else torch.randn(LENGTH).int()
+    return lambda b, h, query, key: numbers[query] == numbers[key]
+
+
+@pytest.mark.parametrize(
+    ("mask_mod", "blocks"),
+    [
+        (None, BLOCKS),
+        (lambda: causal, 4 + 3 + 2 + 1),
+        (lambda: lambda b, h, query, key: query - key < 128, 4 + 4 + 3 + 2),
+        (lambda: and_masks(causal, of_documents(True)), 1 + 2 + 1 + 2),
+        (lambda: of_documents(False), BLOCKS),
+    ],
+)
+def test_products_are_those_of_the_blocks_that_are_not_masked(mask_mod, blocks):
+    """Two forward and five backward, as in FlashAttention-2; where blocks are not known, of all."""
+
+    def run():
+        step(mask_mod and mask_mod(), width=(64, 32))()
+
+    time = simulate(run, A100).time
+    pairs = 4 * blocks * 128**2
+    assert time.flops == 2 * pairs * (64 + 32 + 3 * 64 + 2 * 32)
+    assert (flex.ALL_BLOCKS in time.note) == (mask_mod is not None and blocks == BLOCKS)
+    assert flex.RATE in time.note
+
+
+def test_a_checkpoint_computes_it_again():
+    def run():
+        query = torch.nn.Parameter(torch.zeros(1, 4, LENGTH, 64, dtype=torch.bfloat16))
+        optimizer, attention = torch.optim.SGD([query]), torch.compile(flex_attention)
+        for _ in range(2):
+            again = checkpoint(attention, query, query, query, use_reentrant=False)
+            again.backward(torch.zeros_like(again))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    pairs = 4 * LENGTH**2
+    time = simulate(run, A100).time
+    assert time.flops == 2 * pairs * 64 * (2 + 2 + 5) and time.model_flops == 2 * pairs * 64 * 7
+
+
+def learned(bias):
+    return lambda score, b, h, query, key: score + bias[h]
+
+
+def test_what_is_not_compiled_or_learns_a_score_is_refused_by_name():
+    query = torch.zeros(1, 1, 8, 8)
+    with pytest.raises(NotSimulated) as caught:
+        simulate(lambda: flex_attention(*[torch.zeros(1, 1, 8, 8)] * 3), (8, 0))
+    assert caught.value.what == refusals.FLEX_EAGER and query.sum() == 0
+    with pytest.raises(NotSimulated) as caught:
+        simulate(lambda: step(change=learned(torch.nn.Parameter(torch.zeros(4))))(), (8, 0))
+    assert caught.value.what == refusals.FLEX_LEARNED
+
+
+SCRIPT = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, vocab_size=99,
+    num_attention_heads=4, num_key_value_heads=2, attn_implementation="{}")
+model = LlamaForCausalLM(config).to("cuda", torch.bfloat16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    ids = torch.randint(0, 99, (2, 512), device="cuda")
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_script_of_transformers_with_flex_attention(tmp_path):
+    """Beside flash attention it keeps the sums in fp32 as that does; its mask's blocks are small,
+    its kernel's numbers of rows too."""
+    found = {}
+    for name in ("flex_attention", "sdpa"):
+        (tmp_path / "train.py").write_text(SCRIPT.format(name))
+        found[name] = simulate(Script(tmp_path / "train.py"), A100)
+    first, second = (f.peak_by_category["activations"] for f in found.values())
+    assert first == pytest.approx(second, rel=0.1)
+    times = [f.time for f in found.values()]
+    assert "flex_attention" not in times[0].note and flex.ALL_BLOCKS not in times[0].note

@@ -1,0 +1,146 @@
+"""`onegpu fit` from what is recorded: the same answer at once, none where it would be another."""
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner import recorded
+from planner.command import main
+from planner.question import ask, find_card
+from planner.script import script
+from planner.techniques import KINDS, Plan
+from test_planner_shape import HEAVY
+
+ROOT = Path(__file__).resolve().parents[1]
+ASKED = ("qwen3-0.6b", "RTX 3090", 1024, 8)
+GIB = 2**30
+
+
+@pytest.fixture
+def atlas(tmp_path, monkeypatch):
+    """A copy that a test may change."""
+    shutil.copytree(ROOT / "data", tmp_path / "data", ignore=shutil.ignore_patterns("*.png"))
+    monkeypatch.chdir(tmp_path)
+    recorded.read.cache_clear()
+    yield tmp_path / "data" / "atlas"
+    recorded.read.cache_clear()
+
+
+def test_the_answer_is_the_planners_in_order_and_fits():
+    found = recorded.fit(*ASKED)
+    kinds = [kind.name for kind in KINDS]
+    order = [kinds.index(recipe.kind) for recipe in found.recipes]
+    assert order == sorted(order) and len(order) == len(set(order)) >= 3
+    asked = ask(*ASKED[:2], length=1024, batch=8)
+    assert (found.question.workload.title, found.question.margin) == (
+        asked.workload.title,
+        asked.margin,
+    )
+    for recipe in found.recipes:
+        facts, plan = recipe.facts, Plan.named(recipe.name)
+        assert recipe.need == pytest.approx(asked.need(facts.peak_reserved), abs=2)
+        assert recipe.need <= 24 * GIB
+        assert sum(facts.by_category.values()) == pytest.approx(facts.peak_allocated, rel=0.01)
+        assert recipe.micro_batch * recipe.accumulation == 8
+        assert recipe.micro_batch <= recipe.largest_micro_batch
+        assert recipe.code == script(asked, plan, recipe.micro_batch)
+        assert recipe.price == asked.price(plan)
+        pace = recipe.tokens_low, recipe.tokens_per_second, recipe.tokens_high
+        assert list(pace) == sorted(pace)
+        smallest = find_card(recipe.smallest_card)
+        assert asked.need(facts.peak_reserved, smallest) <= smallest.memory
+
+
+def test_a_model_is_found_by_its_id_and_a_card_by_its_memory():
+    by_id = recorded.fit("Qwen/Qwen3-0.6B", "24 gb", 1024, 8)
+    asked = find_card("24GiB")
+    assert by_id.question.workload.name == "qwen3-0.6b"
+    assert by_id.question.card.memory == asked.memory
+    assert by_id.question.card.facts["asked"] == asked.facts["asked"]
+    usual = recorded.fit("qwen3-0.6b", "RTX 3090", None, 8)
+    assert usual.question.workload.length == ask("qwen3-0.6b", "RTX 3090").workload.length
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("gpt2", "RTX 3090", 1024, 8),
+        ("qwen3-0.6b", "RTX 3090", 1000, 8),
+        ("qwen3-0.6b", "RTX 3090", 1024, 12),
+        ("qwen3-0.6b", "RTX 3090", 16384, 8),  # its largest micro-batches are not recorded
+        ("qwen3-0.6b", "B200", 1024, 8),
+        ("qwen3-0.6b", "23GiB", 1024, 8),
+        ("qwen3-0.6b", "no card", 1024, 8),
+        ("qwen3-0.6b", "T4", 1024, 8),  # the chunked loss is not recorded there
+        ("qwen3-8b", "8GiB", 4096, 1),  # nothing fits: the search says what would
+    ],
+)
+def test_what_is_not_recorded_is_left_to_the_search(asked):
+    assert recorded.fit(*asked) is None
+
+
+def test_a_folder_of_that_name_is_not_the_hubs_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    folder = tmp_path / "Qwen" / "Qwen3-0.6B"
+    folder.mkdir(parents=True)
+    shutil.copytree(ROOT / "data", tmp_path / "data", ignore=shutil.ignore_patterns("*.png"))
+    monkeypatch.chdir(tmp_path)
+    assert recorded.fit("Qwen/Qwen3-0.6B", "RTX 3090", 1024, 8) is None
+    assert recorded.fit(*ASKED)
+
+
+def test_other_versions_and_a_known_host_are_left_to_the_search(atlas, monkeypatch):
+    assert recorded.fit(*ASKED)
+    hosts = atlas.parents[1] / "build" / "hosts.json"
+    hosts.parent.mkdir()
+    hosts.write_text("{}")
+    assert recorded.fit(*ASKED) is None
+    hosts.unlink()
+    monkeypatch.setattr(recorded, "_installed", lambda name: "1.0")
+    assert recorded.fit(*ASKED) is None
+
+
+def test_a_damaged_file_is_passed_over_with_a_sentence(atlas, capsys):
+    (atlas / "qwen3-0.6b.json.gz").write_bytes(b"no archive")
+    assert recorded.fit(*ASKED) is None
+    assert capsys.readouterr().err == (
+        "qwen3-0.6b.json.gz is damaged: make evidence SETS=atlas. It is passed over: all is "
+        "predicted.\n"
+    )
+    (atlas / "planner.json.gz").write_bytes(gzip.compress(b"{}")[:-4])
+    recorded.read.cache_clear()
+    assert recorded.fit(*ASKED) is None
+    (atlas / "planner.json.gz").unlink()
+    recorded.read.cache_clear()
+    assert recorded.fit(*ASKED) is None and "planner" in capsys.readouterr().err
+
+
+def test_the_command_answers_from_it_and_loads_nothing():
+    asked = "fit --model qwen3-0.6b --length 1024 --code --gpu".split()
+    code = "import sys; from planner.command import main; main({}); print(*sys.modules)"
+    run = [sys.executable, "-c", code.format([*asked, "RTX 3090"])]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT)
+    *answer, modules = done.stdout.strip().split("\n")
+    assert not HEAVY & set(modules.split()) and not done.stderr
+    assert "Recorded on 20" in done.stdout and "--exact" in done.stdout
+    assert "trainer.train()" in "\n".join(answer)
+
+
+def test_the_command_as_json(capsys):
+    assert main(["fit", "--model", "qwen3-0.6b", "--length=1024", "--gpu=RTX 3090", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["source"].startswith("Recorded on") and told["recipes"][0]["fits"]
+    assert set(told["versions"]) == {"torch", "transformers"}
+
+
+@pytest.mark.parametrize("option", ["--exact", "--no-cache", "--host=slow", "--longest"])
+def test_who_asks_for_more_is_answered_by_the_search(option, monkeypatch):
+    monkeypatch.setattr(recorded, "fit", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr("planner.finding._predicted", lambda _: recorded_answer)
+    recorded_answer = type("Answer", (), {"recipes": [], "__str__": lambda _: ""})()
+    assert main(["fit", "--model", "qwen3-0.6b", option]) == 3

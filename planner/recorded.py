@@ -229,4 +229,3 @@ def _recipe(asked: Asked, one: Found) -> Recipe:
         tokens_high=pace[2],
         code=code,
     )
-

@@ -61,7 +61,7 @@ def family_of(capability: tuple[int, int]) -> str:
     return next(names, "")
 
 
-def recorded() -> set[str]:
+def timed_cards() -> set[str]:
     """The cards whose seconds are recorded of some model."""
     families = (family for name in models() for family in table.read(name)["families"].values())
     recipes = (own for family in families for own in family.values())
@@ -71,7 +71,7 @@ def recorded() -> set[str]:
 def named_cards() -> list[Named]:
     """The cards that the planner knows, the smallest first, then sizes: as fast as the nearest card
     whose seconds are recorded."""
-    found, timed = [], recorded()
+    found, timed = [], timed_cards()
     near = [card for card in known_cards() if card.name in timed and supports("bf16", card)]
     sizes = [f"{n}GiB" for n in SIZES]
     for name in [*(card.name for card in known_cards() if supports("fp16", card)), *sizes]:

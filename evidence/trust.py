@@ -71,6 +71,19 @@ def kernels() -> tuple[pd.DataFrame, pd.DataFrame]:
     return today, _blind("blind_kernels", table)
 
 
+def kernel_times() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Seconds of single kernels: today's predictions, and the blind ones, in the table's order."""
+    names = ["set", "what", "pass", "type", "shape", "card"]
+    table = pd.read_csv(DATA / "kernel_times.csv").rename(columns={"table": "set"})
+    blind = pd.read_csv(DATA / "blind_kernel_times.csv").rename(columns={"table": "set"})
+    judged = table[table["role"] == "judged"]
+    of_blind = set(map(tuple, blind[names].astype(str).values))
+    same = [tuple(row) in of_blind for row in judged[names].astype(str).values]
+    blind = blind.assign(seconds=judged["seconds"][same].to_numpy())
+    today = judged.dropna(subset="predicted")
+    return tuple(t.assign(error=t["predicted"] / t["seconds"] - 1) for t in (today, blind))
+
+
 def several() -> tuple[pd.DataFrame, pd.DataFrame]:
     """Memory of one card among several: today's predictions, and the blind ones."""
     table = pd.read_csv(DATA / "several_cards.csv")
@@ -180,10 +193,10 @@ def constants() -> str:
     ends = sum(constant.source == FIRST_ROWS for constant in listed(CONSTANTS))
     text += f"measured or documented by others, {status[CALIBRATED]} were chosen by named "
     named = sum(constant.source.endswith(ELEVEN_HOSTS) for constant in listed(CONSTANTS))
-    text += f"rows (which do not judge; but the {ends} ends of the ranges were chosen on the first "
-    text += f"70 rows of time, most of which do, and the {named} hosts that `--host` names, which "
-    text += "no judged prediction uses, by eleven rows, of which six do), "
-    text += f"and {status[ASSUMED]} are assumed "
+    text += f"rows (which do not judge; but the {ends} ends of a card's range were chosen on the "
+    text += f"first 70 rows of time, most of which do, and {named} numbers of the host, its usual "
+    text += "speed and its range among them, by the first rows of eleven machines, of which six "
+    text += f"do), and {status[ASSUMED]} are assumed "
     return text + "([data/speed_constants.csv](data/speed_constants.csv))."
 
 
@@ -232,9 +245,12 @@ def words() -> str:
     allocated = blind_ranks[blind_ranks["quantity"] != "reserved"]
     lines += line("**allocated memory of one card of several, blind**", allocated)
     lines += line("**memory of one Triton kernel, blind**", blind_triton)
+    kernels_timed, blind_kernels_timed = kernel_times()
+    lines += line("**time of one kernel, blind**", blind_kernels_timed)
     lines += line("memory, after mends", judged) + line("of it, reserved memory", reserved)
     lines += line("time of a step, after mends", timed)
     lines += line("memory of one Triton kernel, after mends", triton)
+    lines += line("time of one kernel, after mends", kernels_timed)
     time = rows_of_time(timed, blind_timed)
     if second is not None:
         time += f" {second_blind.words(second, percent)}."

@@ -3,8 +3,9 @@
 import pandas as pd
 import pytest
 
-from evidence import kernel_times
+from evidence import kernel_times, trust
 from evidence.cards import card
+from evidence.tables import ROOT
 from fake_cuda.cost import Kernels
 
 KEY = ["table", "what", "pass", "type", "shape", "card"]
@@ -54,3 +55,16 @@ def test_a_pass_is_one_pass():
     setup = kernel_times.traffic(row.what, row.type, row.shape)
     found, _ = kernel_times.operations(setup, row.card)
     assert [op.name for op in found] == ["_log_softmax", "nll_loss_forward"]
+
+
+def test_the_errors_that_are_told_are_those_of_the_rows():
+    today, first = trust.kernel_times()
+    about = (ROOT / "data" / "README.md").read_text("utf-8").split("## kernel_times.csv")[1]
+    sizes = today["error"].abs()
+    said = f"{len(today)} rows that judge have a prediction: median {sizes.median():.0%}, nine of "
+    assert f"{said}ten within {sizes.quantile(0.9):.0%}".replace("%", " %") in about
+    of_h100, of_liger = (first[first["set"] == name]["error"].abs() for name in ("h100", "liger"))
+    said = f"{len(of_h100)} kernels of the H100, median {of_h100.median():.0%}, nine of ten within "
+    assert f"{said}{of_h100.quantile(0.9):.0%}".replace("%", " %") in about
+    said = f"{len(of_liger)} of Liger's operations, median {of_liger.median():.0%}"
+    assert said.replace("%", " %") in about

@@ -14,6 +14,14 @@ if TYPE_CHECKING:  # they load torch, which what is recorded does not need
     from .question import Question
     from .techniques import Plan
 
+CHANGE, FASTEST, SMALLEST = "change", "fastest", "smallest"
+ORDERS = {  # of recipes, and what is said of an order that was asked for
+    CHANGE: "",
+    FASTEST: "The fastest is first.",
+    SMALLEST: "What needs least is first: of each kind the combination that saves most, and of "
+    "those as small the least trouble.",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -76,13 +84,24 @@ class Recipe:
         }
 
 
+def ordered(recipes: list[Recipe], order: str) -> list[Recipe]:
+    """Recipes of which the least change comes first, in one of `ORDERS`."""
+    keys = {
+        CHANGE: lambda recipe: 0,
+        FASTEST: lambda recipe: -(recipe.tokens_per_second or 0),
+        SMALLEST: lambda recipe: recipe.need,
+    }
+    return sorted(recipes, key=keys[order])
+
+
 @dataclass(kw_only=True)
 class Fit:
-    """The recipes that fit, least change first, then the fastest; else the nearest miss.
+    """The recipes that fit, in their order; else the nearest miss.
 
     Args:
         question: what was asked.
         recipes: those that fit.
+        order: one of `ORDERS`.
         miss: what needs least, where nothing fits.
         longest: tokens of the longest sample that fits, by kind, where it was asked for.
         data: how long the samples of given data are, and what that means, in words.
@@ -92,6 +111,7 @@ class Fit:
 
     question: Question = field(repr=False)
     recipes: list[Recipe]
+    order: str = CHANGE
     miss: Recipe | None = None
     longest: dict[str, int] = field(default_factory=dict)
     data: str = ""
@@ -153,6 +173,8 @@ class Fit:
                 f"The rates of a {asked.card.name} are not in data/gpus.csv: no speeds, and the "
                 "order of the recipes is that of change alone."
             )
+        elif self.recipes and ORDERS[self.order]:
+            lines.append(ORDERS[self.order])
         if not self.recipes:
             need = gib(self.miss.need)
             lines.append(f"Nothing fits. The nearest miss needs {need}: {self.remedy}.")
@@ -178,6 +200,7 @@ class Fit:
             "gpu": asked.card.facts["asked"],
             "memory": asked.card.memory,
             "margin": asked.margin,
+            "order": self.order,
             "recipes": [{"fits": fits} | recipe.to_dict() for recipe in self.shown],
             "longest": self.longest,
             "data": self.data,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # they load torch
     from .several import Several
 
 CARD = "T4"  # where none is named
-ALONE = "gpu", "data", "longest", "exact"  # options of fit that are for one card
+ALONE = "gpu", "data", "longest", "exact", "order"  # options of fit that are for one card
 BOTH = "task", "length", "batch", "cache", "host"
 
 
@@ -36,14 +36,19 @@ def _asked(options: argparse.Namespace) -> dict:
     return {name: getattr(options, name) for name in BOTH}
 
 
+def _order(options: argparse.Namespace) -> dict:
+    return {"order": options.order} if options.order else {}
+
+
 def _recorded(options: argparse.Namespace) -> Fit | None:
     """What the atlas has; None where it has no answer or is not asked."""
     from . import recorded
 
     more = options.exact, options.data, options.longest, options.host, not options.cache
-    if any(more) or options.task == "text_classification":
+    if any(more) or options.task == "text_classification" or options.order == "smallest":
         return None
-    return recorded.fit(options.model, options.gpu or CARD, options.length, options.batch)
+    asked = options.model, options.gpu or CARD, options.length, options.batch
+    return recorded.fit(*asked, **_order(options))
 
 
 def _predicted(options: argparse.Namespace) -> Fit:
@@ -51,5 +56,6 @@ def _predicted(options: argparse.Namespace) -> Fit:
     from . import fit
 
     asked = _asked(options) | {"data": options.data, "longest": options.longest}
+    asked |= _order(options)
     with Progress() as progress:
         return fit(options.model, options.gpu or CARD, **asked, say=progress)

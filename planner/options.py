@@ -5,6 +5,7 @@ import argparse
 from .terminal import NOTHING_FITS, Parser, amount, host, picture, version
 
 TASKS = ("text_classification", "language_modelling")  # of helpers.workloads, which loads torch
+ORDERS = ("change", "fastest", "smallest")  # of answer
 PARALLEL = ("ddp", "zero1", "fsdp2", "hsdp")  # of ranks
 
 
@@ -72,6 +73,7 @@ def _fit_options(commands, both: Parser) -> None:
     add("--batch", type=int, default=8, help="samples of an optimizer step")
     add("--data", help="texts to read for their lengths: a file or folder")
     add("--longest", action="store_true", help="the longest sample, too")
+    add("--order", choices=ORDERS, help="of the recipes: least change first is the default")
     add("--code", action="store_true", help="print the first recipe's code")
     add("--exact", action="store_true", help="predict in full also what data/atlas has recorded")
     add("--no-cache", dest="cache", action="store_false", help="predict all anew")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from fake_cuda.cards import GPU, cards
 from fake_cuda.files import data_file, own_file
 
-from .answer import Fit, Recipe
+from .answer import CHANGE, Fit, Recipe, ordered
 from .atlas import Asked, Found
 from .facts import Facts
 
@@ -107,7 +107,7 @@ def usual_error() -> float:
 
 
 # -------------------------------------------------------------------------------------- the answer
-def fit(model: str, gpu: str, length: int | None, batch: int) -> Fit | None:
+def fit(model: str, gpu: str, length: int | None, batch: int, order: str = CHANGE) -> Fit | None:
     """The recipes that fit a card, as recorded.
 
     Args:
@@ -115,6 +115,7 @@ def fit(model: str, gpu: str, length: int | None, batch: int) -> Fit | None:
         gpu: a card of `data/gpus.csv`, or memory, such as "24GiB".
         length: tokens of a sample; None stands for as many as the model usually reads.
         batch: samples of an optimizer step.
+        order: "change" or "fastest", as `planner.fit` takes them.
 
     Returns:
         As `planner.fit`; None where this is not recorded, or was with other versions of torch and
@@ -130,10 +131,12 @@ def fit(model: str, gpu: str, length: int | None, batch: int) -> Fit | None:
         return None
     if asked is None or not asked.complete() or own_file(HOSTS).is_file():
         return None
+    if not asked.card["timed"] and _has_rates(asked.card):
+        return None  # its seconds are not recorded, and can be predicted
     if any(_installed(name) != _release(asked.model[name]) for name in DECIDE):
         return None
     found = asked.fits()
-    return _answer(asked, found) if found else None
+    return _answer(asked, found, order) if found else None
 
 
 def _asked(model: str, gpu: str, length: int | None, batch: int) -> Asked | None:
@@ -155,6 +158,12 @@ def _card(index: dict, name: str) -> dict | None:
     return known.get(str(name).lower())
 
 
+def _has_rates(card: dict) -> bool:
+    """Whether steps of this card can be timed."""
+    facts = cards()[card["like"]].facts
+    return bool(facts["bf16_tflops"] or facts["fp16_tflops"])
+
+
 def _release(version: str) -> str:
     """Without what tells a build, such as "+cpu"."""
     return version.partition("+")[0]
@@ -167,13 +176,14 @@ def _installed(name: str) -> str:
         return ""
 
 
-def _answer(asked: Asked, found: list[Found]) -> Fit:
+def _answer(asked: Asked, found: list[Found], order: str) -> Fit:
     model = asked.model
     made = {name: _release(model[name]) for name in DECIDE}
     used = ", ".join(f"{name} {version}" for name, version in made.items())
     return Fit(
         question=_question(asked),
-        recipes=[_recipe(asked, one) for one in found],
+        recipes=ordered([_recipe(asked, one) for one in found], order),
+        order=order,
         versions=made,
         source=f"Recorded on {model['date']} with {used}: of 20 such answers 19 reserve within "
         f"{usual_error():.1%} of a full prediction, which --exact makes in a minute or two.",

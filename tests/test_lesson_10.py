@@ -76,6 +76,9 @@ def test_the_recipe_trains_as_eager_code(run, tmp_path):
     found = torch.cat([p.flatten() for p in model.parameters()])
     assert torch.allclose(found, wanted, atol=1e-4)  # three steps of AdamW
     assert torch.allclose(gradients(model, batch), gradients(eager, batch), atol=1e-4)
+    again = type(model).from_pretrained(tmp_path)  # what it saved, under the names of eager code
+    saved = torch.cat([p.flatten() for p in again.parameters()])
+    assert torch.equal(saved, found)
 
 
 def test_the_recipe_sees_a_break(run):

@@ -19,6 +19,7 @@ from helpers.hardware import GIB
 from helpers.prediction import CONTEXT
 from planned import question, saved_decoder
 from planner import fit
+from planner.answer import ORDERS
 from planner.facts import Facts
 from planner.predictions import Estimate, Predictions
 from planner.question import Question
@@ -82,12 +83,51 @@ def test_adapters_are_shown_also_where_they_are_no_faster(decoder, by_formula, m
     assert names == ["full", "LoRA", "QLoRA"]
 
 
+def test_what_twins_leave_in_doubt_is_predicted_in_full(decoder, by_formula, monkeypatch):
+    """A line that is 3 % too high discards nothing that fits; one that is too low shows nothing."""
+    tight = 1.01 * fit(decoder, "24GiB", length=32, batch=8).recipes[0].need / GIB
+    asked = {"gpu": f"{tight:.2f}GiB", "length": 32, "batch": 8}
+    wanted = [recipe.name for recipe in fit(decoder, **asked).recipes]
+    estimate = Predictions.estimate
+    for share in (1.03, 0.9):
+
+        def off(self, plan, micro_batch, share=share, **options):
+            found = estimate(self, plan, micro_batch, **options)
+            return Estimate(share * found.need, found.seconds)
+
+        monkeypatch.setattr(Predictions, "estimate", off)
+        found = fit(decoder, **asked).recipes
+        assert [recipe.name for recipe in found] == wanted
+        assert all(recipe.need <= tight * GIB for recipe in found)
+
+
 def test_plain_is_taken_where_it_fits(decoder, by_formula):
     found = fit(decoder, "80GiB", length=32, batch=8)
     assert {r.name for r in found.recipes} == {"full", "LoRA", "QLoRA"}
     assert found.recipes[0].price == "nothing"
     tight = fit(decoder, "24GiB", length=32, batch=8).recipes[0]
     assert tight.micro_batch < 8 or "checkpoint" in tight.name
+
+
+def test_orders(decoder, by_formula):
+    asked = {order: fit(decoder, "24GiB", length=32, batch=8, order=order) for order in ORDERS}
+    usual, fastest, smallest = asked.values()
+    assert usual.recipes == fit(decoder, "24GiB", length=32, batch=8).recipes
+    assert sorted(r.name for r in fastest.recipes) == sorted(r.name for r in usual.recipes)
+    speeds = [recipe.tokens_per_second for recipe in fastest.recipes]
+    assert speeds == sorted(speeds, reverse=True) and fastest.recipes != usual.recipes
+    needs = [recipe.need for recipe in smallest.recipes]
+    assert needs == sorted(needs) and smallest.recipes[0].kind == "QLoRA"
+    search = Search(Predictions(smallest.question))
+    for recipe in smallest.recipes:
+        ways = search.question.ways()
+        assert recipe.micro_batch == (1 if recipe.plan.kind.accumulates else 8)
+        every = [search.recipe(Plan(recipe.plan.kind, w), recipe.micro_batch).need for w in ways]
+        assert recipe.need <= 1.02 * min(every)
+    for order, found in asked.items():
+        assert ORDERS[order] in str(found) and json.loads(found.to_json())["order"] == order
+    with pytest.raises(ValueError, match="'cheapest' is no order of recipes: one of change, fast"):
+        fit(decoder, "24GiB", order="cheapest")
 
 
 def test_nothing_fits(decoder, by_formula):

@@ -80,6 +80,7 @@ def test_the_command_answers_before_anything_large_is_imported():
     assert "planner.command" in done.stdout and not HEAVY & set(done.stdout.split())
 
 
-def test_the_tasks_of_the_command_are_those_of_the_helpers():
+def test_what_the_command_lists_are_the_tasks_of_the_helpers_and_the_orders_of_fit():
     options, workloads = map(importlib.import_module, ("planner.options", "helpers.workloads"))
     assert set(options.TASKS) == set(workloads.MODELS)
+    assert options.ORDERS == tuple(importlib.import_module("planner.answer").ORDERS)

@@ -56,6 +56,14 @@ def test_the_answer_is_the_planners_in_order_and_fits():
         assert asked.need(facts.peak_reserved, smallest) <= smallest.memory
 
 
+def test_orders():
+    usual, fastest = (recorded.fit(*ASKED, order) for order in ("change", "fastest"))
+    assert {recipe.name for recipe in fastest.recipes} == {recipe.name for recipe in usual.recipes}
+    speeds = [recipe.tokens_per_second for recipe in fastest.recipes]
+    assert speeds == sorted(speeds, reverse=True)
+    assert "The fastest is first." in str(fastest) and "is first" not in str(usual)
+
+
 def test_a_model_is_found_by_its_id_and_a_card_by_its_memory():
     by_id = recorded.fit("Qwen/Qwen3-0.6B", "24 gb", 1024, 8)
     asked = find_card("24GiB")
@@ -76,12 +84,18 @@ def test_a_model_is_found_by_its_id_and_a_card_by_its_memory():
         ("qwen3-0.6b", "B200", 1024, 8),
         ("qwen3-0.6b", "23GiB", 1024, 8),
         ("qwen3-0.6b", "no card", 1024, 8),
+        ("qwen3-0.6b", "RTX 3060", 1024, 8),  # its rates are known, its seconds not recorded
         ("qwen3-0.6b", "T4", 1024, 8),  # the chunked loss is not recorded there
         ("qwen3-8b", "8GiB", 4096, 1),  # nothing fits: the search says what would
     ],
 )
 def test_what_is_not_recorded_is_left_to_the_search(asked):
     assert recorded.fit(*asked) is None
+
+
+def test_a_card_without_rates_has_recipes_without_a_pace():
+    found = recorded.fit("qwen3-0.6b", "A10G", 1024, 8)
+    assert found.recipes and not found.timed and "rates of a A10G are not in" in str(found)
 
 
 def test_a_folder_of_that_name_is_not_the_hubs_model(tmp_path, monkeypatch):
@@ -138,7 +152,9 @@ def test_the_command_as_json(capsys):
     assert set(told["versions"]) == {"torch", "transformers"}
 
 
-@pytest.mark.parametrize("option", ["--exact", "--no-cache", "--host=slow", "--longest"])
+@pytest.mark.parametrize(
+    "option", ["--exact", "--no-cache", "--host=slow", "--longest", "--order=smallest"]
+)
 def test_who_asks_for_more_is_answered_by_the_search(option, monkeypatch):
     monkeypatch.setattr(recorded, "fit", lambda *_: pytest.fail("read"))
     monkeypatch.setattr("planner.finding._predicted", lambda _: recorded_answer)

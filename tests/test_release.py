@@ -69,11 +69,11 @@ def test_in_a_clone_what_is_made_stays_in_it(tmp_path, monkeypatch):
     "platform, told, expected",
     [
         ("linux", {"XDG_CACHE_HOME": "/kept"}, "/kept/one-gpu-measured"),
-        ("linux", {}, "/home/me/.cache/one-gpu-measured"),
-        ("linux", {"XDG_CACHE_HOME": "caches"}, "/home/me/.cache/one-gpu-measured"),
-        ("darwin", {"XDG_CACHE_HOME": "/kept"}, "/home/me/Library/Caches/one-gpu-measured"),
+        ("linux", {}, "/me/.cache/one-gpu-measured"),
+        ("linux", {"XDG_CACHE_HOME": "caches"}, "/me/.cache/one-gpu-measured"),
+        ("darwin", {"XDG_CACHE_HOME": "/kept"}, "/me/Library/Caches/one-gpu-measured"),
         ("win32", {"LOCALAPPDATA": "/local"}, "/local/one-gpu-measured"),
-        ("win32", {}, "/home/me/AppData/Local/one-gpu-measured"),
+        ("win32", {}, "/me/AppData/Local/one-gpu-measured"),
     ],
 )
 def test_caches_are_where_the_system_has_them(platform, told, expected, monkeypatch):
@@ -81,7 +81,7 @@ def test_caches_are_where_the_system_has_them(platform, told, expected, monkeypa
         monkeypatch.delenv(name, raising=False)
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(Path, "home", lambda: Path("/home/me"))
+    monkeypatch.setattr(Path, "home", lambda: Path("/me"))
     monkeypatch.setattr(sys, "platform", platform)
     assert files.user_cache() == Path(expected)
 

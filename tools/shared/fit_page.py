@@ -10,6 +10,7 @@ NAME = "will_it_fit"
 CARDS = ("T4", "16GiB", "24GiB", "48GiB", "80GiB")  # of the table
 LENGTH, BATCH = 1024, 8  # that the table is for
 TABLE, TRUST = "<!-- table -->", "<!-- trust -->"
+NOTHING = "not recorded"  # of this model for this kind of card
 
 
 def contents() -> dict[str, dict]:
@@ -45,7 +46,7 @@ def table(files: dict[str, dict]) -> str:
     lines = ["| model | " + " | ".join(CARDS) + " |", "|---" * (len(CARDS) + 1) + "|"]
     for model in index["models"]:
         asked = [Asked(index, files[model], cards[name], LENGTH, BATCH) for name in CARDS]
-        cells = [words(next(iter(one.fits()), None)) for one in asked]
+        cells = [words(next(iter(one.fits()), None)) if one.family else NOTHING for one in asked]
         lines.append(f"| {model} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -60,7 +60,7 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from ranks(run, where, moves)
     yield from generation.changes(run, where)
     yield from closures.changes(run, where)
-    yield from extensions.found()
+    yield from extensions.found(run.note)
     yield from bounds.launches(where)
     yield torch.utils.cpp_extension, "_join_cuda_home", _no_compiler
     yield torch.cuda, "_compile_kernel", _no_compiler  # of CUDA's source, at run time

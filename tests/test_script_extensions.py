@@ -166,6 +166,7 @@ def test_states_of_apex_adam_are_float32(run):
         ("from apex import amp", A100, "apex.amp of the package apex"),
         ("import apex.parallel", A100, "apex.parallel of the package apex"),
         ("import xformers.ops as x; x.SwiGLU", A100, "xformers.ops.SwiGLU of the package"),
+        ("torch._C._cuda_getCurrentRawStream(0)", A100, "address of the card's stream, as Unsloth"),
     ],
 )
 def test_what_is_not_known_is_named(run, code, card, words):

@@ -273,10 +273,16 @@ def megatron_rms_norm(width: int) -> Callable:
 
 
 def megatron_cross_entropy(classes: int) -> Callable:
+    """The gradient is dropped before each pass (benchmark_megatron_cross_entropy.py of #1260)."""
     logits = torch.randn(2048, 4, classes, dtype=BF16, requires_grad=True)
     target = torch.randint(0, classes, (2048, 4))
     loss = liger("megatron.cross_entropy.LigerMegatronCrossEntropy")(reduction="none")
-    return summed(lambda: loss(logits, target))
+
+    def forward():
+        logits.grad = None
+        return loss(logits, target)
+
+    return summed(forward)
 
 
 def megatron_swiglu(inner: int, in_place: bool) -> Callable:

@@ -41,7 +41,7 @@ OWNERS = {
     "_untyped_storage": lambda: torch.ones(1).storage(),
 }
 # Asked for before it is used: a build for CUDA has it.
-OPTIONAL = {"torch._C._cuda_clearCublasWorkspaces"}
+OPTIONAL = {"torch._C._cuda_clearCublasWorkspaces", "torch._C._cuda_getCurrentRawStream"}
 # What replaces whatever it is told to: those who tell it are seen.
 PASSED_ON = {
     ("fake_cuda/here.py", "owner"),

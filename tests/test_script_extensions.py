@@ -166,12 +166,35 @@ def test_states_of_apex_adam_are_float32(run):
         ("from apex import amp", A100, "apex.amp of the package apex"),
         ("import apex.parallel", A100, "apex.parallel of the package apex"),
         ("import xformers.ops as x; x.SwiGLU", A100, "xformers.ops.SwiGLU of the package"),
+        ("torch._C._cuda_getCurrentRawStream(0)", A100, "address of the card's stream, as Unsloth"),
     ],
 )
 def test_what_is_not_known_is_named(run, code, card, words):
     use = "\nq = torch.zeros(1, 8, 2, 64, device='cuda', dtype=torch.float16)\nf(q, q, q)\n"
     with pytest.raises(ValueError, match=words):
         run(code + (use if card is T4 else "\n"), card=card)
+
+
+def test_what_a_library_imports_in_case_it_is_there_is_missing_and_said(run, tmp_path):
+    """As mamba_ssm (modules/mha.py) and flash-linear-attention (ops/moba/parallel.py) ask."""
+    code = """
+    try:
+        from flash_attn.layers.rotary import RotaryEmbedding
+    except ImportError:
+        RotaryEmbedding = None
+    try:
+        from flash_attn.flash_attn_interface import _flash_attn_varlen_backward
+    except ImportError:
+        _flash_attn_varlen_backward = None
+    assert RotaryEmbedding is None and _flash_attn_varlen_backward is None
+    """
+    same(run(code, PLAIN, ATTENTION), run(PLAIN, ATTENTION))
+    path = tmp_path / "train.py"
+    path.write_text(START + textwrap.dedent(code) + PLAIN + ATTENTION)
+    script = Script(str(path), seconds=60)
+    simulate(script, card=A100)
+    assert "flash_attn.layers of the package flash-attn is not known here: it was" in script.note
+    assert "_flash_attn_varlen_backward of the package flash-attn" in script.note
 
 
 def test_libraries_find_them(run):

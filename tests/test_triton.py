@@ -91,6 +91,25 @@ def test_an_autotuner_tries_once_and_heuristics_never():
     assert simulate(lambda: added(guessed_kernel)).peak_allocated == 3 * 4 * MiB
 
 
+def test_a_wrapper_asks_triton_for_the_card_and_for_what_was_tuned():
+    """As flash-linear-attention's do (fla/utils/hardware.py), and Mamba's (ssd_state_passing.py in
+    mamba_ssm/ops/triton): by what they find they choose how many partial sums they allocate."""
+    asked = []
+
+    def run():
+        active = triton.runtime.driver.active
+        facts = active.utils.get_device_properties(active.get_current_device())
+        target = active.get_current_target()
+        out = added(tuned_kernel)
+        asked.append((target.backend, target.arch, facts["max_shared_mem"] // 1024, facts))
+        return out, out.new_empty(tuned_kernel.best_config.kwargs["BLOCK"], 1024)  # 1 MiB
+
+    found = [predict(run, gpu=name) for name in ("T4", "A100-80GB", "H100")]
+    assert [card[:3] for card in asked] == [("cuda", 75, 64), ("cuda", 80, 163), ("cuda", 90, 227)]
+    assert [card[3]["multiprocessor_count"] for card in asked] == [40, 108, 132]
+    assert {one.peak_allocated for one in found} == {(3 * 4 + 256) * MiB}
+
+
 def test_a_launch_is_timed_by_the_bytes_of_its_pointers():
     def step():
         layer = torch.nn.Linear(1, 1)

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ..card import Card
 from ..here import Here
 from ..launches import pointers, programs
 from ..refusals import TRITON_ON_CPU, NotSimulated
@@ -25,6 +26,10 @@ from ..values import known
 # What triton.testing.do_bench writes between two measurements (get_empty_cache_for_benchmark in
 # third_party/nvidia/backend/driver.py), while an autotuner tries its configurations.
 TUNING_SCRATCH = 256 * 2**20
+
+# KiB of shared memory that a block of threads may take, at most: 99 on all others (CUDA C++
+# Programming Guide, under compute capabilities).
+SHARED = {(7, 0): 96, (7, 5): 64, (8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
 
 # What wrappers read of a kernel, as it is where each expert has an equal share of the tokens.
 SHARES = {  # the tiles of all experts: compute_routing_metadata in liger_kernel/ops/fused_moe.py
@@ -84,6 +89,36 @@ def _asks(here: Here, answer: Callable, usual: Callable) -> property:
     return property(get)
 
 
+class _Driver:
+    """What Triton says of the card (triton/backends/nvidia/driver.py), by which wrappers choose."""
+
+    def __init__(self, card: Card):
+        self.utils = SimpleNamespace(get_device_properties=lambda _: facts)
+        self.card = card
+        facts = dict(max_shared_mem=1024 * SHARED.get(card.capability, 99), max_num_regs=65536)
+        facts |= dict(multiprocessor_count=card.sms, warpSize=32)
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        major, minor = self.card.capability
+        return GPUTarget("cuda", 10 * major + minor, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+
+def _driver(trace: Trace, usual: Callable) -> property:
+    """`triton.runtime.driver.active`, but for torch's compiler."""
+    card = _Driver(trace.card)
+
+    def get(config):
+        asks = sys._getframe(1).f_globals.get("__name__", "")
+        return card if trace.here() and not asks.startswith("torch.") else usual(config)
+
+    return property(get)
+
+
 def _launch(trace: Trace) -> Callable:
     """In the place of `JITFunction.run`."""
 
@@ -108,7 +143,8 @@ def _tune(trace: Trace) -> Callable:
             tried.add(id(tuner))
             number = trace.add(TUNING_SCRATCH, "temporaries")
             trace.events.append(~number)
-        return tuner.fn.run(*args, **tuner.configs[0].all_kwargs() | options)
+        tuner.best_config = tuner.configs[0]  # which some wrappers ask for afterwards
+        return tuner.fn.run(*args, **tuner.best_config.all_kwargs() | options)
 
     return run
 
@@ -162,7 +198,10 @@ def wrappers(trace: Trace) -> Iterator[None]:
     if not installed():
         yield
         return
+    from triton.runtime.driver import DriverConfig
+
     here, cuda = trace.here, torch.cuda
+    driver = _driver(trace, DriverConfig.active.fget)
     device = _asks(here, lambda _: ON_CARD, FakeTensor.device.fget)
     on_cuda = _asks(here, lambda _: True, torch.Tensor.is_cuda.__get__)
     guard, available = cuda.device, cuda.is_available
@@ -173,6 +212,7 @@ def wrappers(trace: Trace) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(FakeTensor, "device", device))
         stack.enter_context(patch.object(FakeTensor, "is_cuda", on_cuda))
+        stack.enter_context(patch.object(DriverConfig, "active", driver))
         stack.enter_context(
             here.replaced(
                 (cuda, "get_device_properties", lambda *_: _properties(trace)),

@@ -19,15 +19,14 @@ import transformers.utils.import_utils
 
 from ..allocator import Allocator, MiB
 from ..card import Card
+from ..choices.triton import SHARED
 from ..scratch import THREADS
 
 # CUDA of the wheels of today's torch, and what they are built for (torch's release notes).
 VERSION = "13.0"
 ARCHITECTURES = [f"sm_{n}" for n in (75, 80, 86, 90, 100, 120)] + ["compute_120"]
-# By compute capability: MiB of the second cache (data sheets), and of shared memory for one block
-# with an opt-in, in KiB (CUDA's programming guide, "Technical Specifications").
+# MiB of the second cache, by compute capability (data sheets).
 CACHES = {(7, 0): 6, (7, 5): 4, (8, 0): 40, (8, 6): 6, (8, 9): 72, (9, 0): 50, (10, 0): 126}
-SHARED = {(7, 0): 96, (7, 5): 64, (8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227}
 # Names in torch.cuda.memory_stats.
 COUNTED = ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "allocation")
 COUNTED += ("inactive_split_bytes", "active", "segment", "inactive_split")

@@ -39,6 +39,11 @@ PACKED = (
     "packs sequences with pack_padded_sequence in {}: what a recurrent layer then does depends on "
     "their lengths on the card, and is not predicted"
 )
+EXTENSION = "compiles an extension for CUDA, whose kernels have nothing to work on here"
+STREAM = (
+    "takes the address of the card's stream, as Unsloth does to call kernels by addresses: without "
+    "a card there is none"
+)
 PASSES = 1000  # backward passes; without an update so many are enough
 NEW_FAKE = FakeTensor.__new__
 
@@ -60,10 +65,11 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from ranks(run, where, moves)
     yield from generation.changes(run, where)
     yield from closures.changes(run, where)
-    yield from extensions.found()
+    yield from extensions.found(run.note)
     yield from bounds.launches(where)
     yield torch.utils.cpp_extension, "_join_cuda_home", _no_compiler
     yield torch.cuda, "_compile_kernel", _no_compiler  # of CUDA's source, at run time
+    yield torch._C, "_cuda_getCurrentRawStream", _no_address
 
 
 def made(changes: Iterator[tuple]) -> list[tuple]:
@@ -76,7 +82,11 @@ def made(changes: Iterator[tuple]) -> list[tuple]:
 
 
 def _no_compiler(*_, **__):
-    raise Stop("compiles an extension for CUDA, whose kernels have nothing to work on here")
+    raise Stop(EXTENSION)
+
+
+def _no_address(*_):
+    raise Stop(STREAM)
 
 
 def _tensors(run, where: Where, moves: Moves) -> Iterator[tuple]:

@@ -2,22 +2,26 @@
 
 They are found where nobody installed them, and answer as if somebody had. Of each some functions
 are known, by its source: what they keep and allocate is what torch's kernels of the same algorithm
-do, which stand in. Asked for another name, a package says that it is not known here.
+do, which stand in. Asked for another name, a package says that it is not known here, by an error of
+imports: libraries ask for some names in case they are there, and go on without.
 """
 
 import importlib.machinery
 import importlib.metadata
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import NamedTuple
 
 from . import apex, flash_attn, xformers
-from .words import Stop
 
 ASKED = (
     "uses {} of the package {}, which cannot be installed without a card, and of which that is not "
     "known here"
+)
+MISSING = (
+    "{} of the package {} is not known here: it was taken as missing, and what the run does "
+    "without it is predicted."
 )
 NO_MODULE = "__path__ __file__ __spec__ __all__ __wrapped__".split()
 
@@ -52,18 +56,30 @@ class Distribution(importlib.metadata.Distribution):
         raise FileNotFoundError(path)
 
 
-class Finder:
-    """Asked last, when no other has a module or a distribution."""
+class NotKnown(ImportError):
+    """What is asked for is not known; its text is that of a `Stop`."""
 
-    @staticmethod
-    def find_spec(name: str, path=None, target=None) -> importlib.machinery.ModuleSpec | None:
+
+def not_known(name: str, package: Package, note: Callable[[str], None]) -> NotKnown:
+    """The error for a name of a package; the note is for a run that goes on."""
+    note(MISSING.format(name, package.distribution))
+    return NotKnown(ASKED.format(name, package.distribution))
+
+
+class Finder:
+    """Asked last, when no other has a module or a distribution; `note` tells what was missing."""
+
+    def __init__(self, note: Callable[[str], None]):
+        self.note = note
+
+    def find_spec(self, name: str, path=None, target=None) -> importlib.machinery.ModuleSpec | None:
         first = name.partition(".")[0]
         if first not in PACKAGES:
             return None
         if name in PACKAGES[first].modules:
-            return importlib.machinery.ModuleSpec(name, Loader, is_package=True)
+            return importlib.machinery.ModuleSpec(name, Loader(self.note), is_package=True)
         if first in sys.modules and not getattr(sys.modules[first], "__file__", None):
-            raise Stop(ASKED.format(name, PACKAGES[first].distribution))
+            raise not_known(name, PACKAGES[first], self.note)
         return None
 
     @staticmethod
@@ -77,12 +93,13 @@ class Finder:
 class Loader:
     """Makes a module of what is known of it."""
 
-    @staticmethod
-    def create_module(spec) -> ModuleType | None:
+    def __init__(self, note: Callable[[str], None]):
+        self.note = note
+
+    def create_module(self, spec) -> ModuleType | None:
         return None
 
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         package = PACKAGES[module.__name__.partition(".")[0]]
         module.__version__ = package.version
         module.__dict__.update(package.modules[module.__name__])
@@ -91,11 +108,15 @@ class Loader:
             whole = f"{module.__name__}.{name}"
             if whole in package.modules or name in NO_MODULE or name.startswith("__"):
                 raise AttributeError(whole)
-            raise Stop(ASKED.format(whole, package.distribution))
+            raise not_known(whole, package, self.note)
 
         module.__getattr__ = asked
 
 
-def found() -> Iterator[tuple]:
-    """(owner, name, value): Python finds the packages, those that are not installed."""
-    yield sys, "meta_path", [*sys.meta_path, Finder]
+def found(note: Callable[[str], None]) -> Iterator[tuple]:
+    """(owner, name, value): Python finds the packages, those that are not installed.
+
+    Args:
+        note: takes what the answer is to say.
+    """
+    yield sys, "meta_path", [*sys.meta_path, Finder(note)]

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from ..refusals import GPU, what_it_uses
 from . import mixed, view, watch
+from .extensions import NotKnown
 from .ranks import PROCESS
 from .words import SEVERAL, NoAnswer, Stop, TimeOver, in_line, reached
 
@@ -100,7 +101,7 @@ def why(
 
 # ------------------------------------- the reasons: the words for an end, "" for any other one
 def _stopped(end: End) -> str:
-    return end.said if isinstance(end.error, Stop) else ""
+    return end.said if isinstance(end.error, Stop | NotKnown) else ""
 
 
 def _several_processes(end: End) -> str:

@@ -10,7 +10,8 @@
   const place = document.getElementById("fit-answer");
   const ALLOCATED = 2, SEVERAL = 9, PARTS = 7;
   const CATEGORIES = ["parameters", "gradients", "optimizer states", "activations", "temporaries"];
-  const FIRST = { model: "qwen3-0.6b", length: "1024", batch: "8", card: "RTX 4090" };
+  const FIRST = { model: "qwen3-0.6b", length: "1024", batch: "8", card: "RTX 4090", order: "change" };
+  const ORDERS = { change: "least change first", fastest: "fastest first", smallest: "smallest first" };
   const loaded = {};
   const field = (name) => form.elements.namedItem(name); // "length" is also a property
   let index;
@@ -93,6 +94,34 @@
       if (best && (!rivals.length || best.seconds * index.faster < fastest)) found.push(best);
     }
     return found;
+  }
+
+  // Of each kind that fits what needs least, whatever that takes in time.
+  function smallest(asked) {
+    const found = [];
+    for (const kind of index.kinds) {
+      const microBatch = kind.accumulates ? 1 : asked.batch;
+      const own = ways(asked).map((way) => recipe(asked, kind, way, microBatch));
+      const fits = own.filter((one) => one && one.need <= asked.card.memory);
+      const least = index.as_small * Math.min(...fits.map((one) => one.need));
+      found.push(...fits.filter((one) => one.need <= least).slice(0, 1));
+    }
+    return found;
+  }
+
+  function inOrder(asked) {
+    if (asked.order === "smallest") return smallest(asked).sort((a, b) => a.need - b.need);
+    const found = recipes(asked);
+    return asked.order === "fastest" ? found.sort((a, b) => a.seconds - b.seconds) : found;
+  }
+
+  // What is said of the order, as the command says it.
+  function aboutOrder(asked, found) {
+    const timed = found.some((one) => one.seconds);
+    if (asked.order === "fastest" && !timed) {
+      return "The pace of this card is not recorded: least change is first. ";
+    }
+    return index.orders[asked.order] ? `${index.orders[asked.order]} ` : "Least change is first. ";
   }
 
   function nearestMiss(asked) {
@@ -185,7 +214,7 @@
 
   // A row of a view: the question with a model or a card of its own, answered by its first recipe.
   function viewRow(name, size, own) {
-    const one = own.family ? recipes(own)[0] : null;
+    const one = own.family ? inOrder(own)[0] : null;
     const cells = [size, own.family ? "nothing" : "not recorded here", "", "", ""];
     if (one) {
       const batches = `${one.microBatch} x ${one.accumulation}`;
@@ -245,7 +274,8 @@
 
   function command(asked) {
     const card = `"${asked.card.name}"`;
-    return `onegpu fit --model ${asked.model.model} --gpu ${card} --length ${asked.length} --batch ${asked.batch}`;
+    const order = asked.order === FIRST.order ? "" : ` --order ${asked.order}`;
+    return `onegpu fit --model ${asked.model.model} --gpu ${card} --length ${asked.length} --batch ${asked.batch}` + order;
   }
 
   function show(asked) {
@@ -263,11 +293,11 @@
       state.replaceChildren(`Nothing is recorded for ${asked.card.name} here. `, ...whole);
       return;
     }
-    const found = recipes(asked);
+    const found = inOrder(asked);
     const about = `${asked.model.hub_id} on ${asked.card.name}`;
     if (found.length) {
       const some = found.length === 1 ? "One recipe fits" : `${found.length} recipes fit`;
-      state.replaceChildren(`${about}: ${some}, least change first. `, ...whole);
+      state.replaceChildren(`${about}: ${some}. ${aboutOrder(asked, found)}`, ...whole);
       place.append(allCards(asked), allModels(asked), ...found.map((one) => shown(asked, one, true)));
       return;
     }
@@ -306,8 +336,8 @@
     try {
       const model = await read(field("model").value);
       const card = index.cards.find((one) => one.name === field("card").value);
-      const numbers = { length: +field("length").value, batch: +field("batch").value };
-      show({ model, card, family: model.families[card.family], ...numbers });
+      const [length, batch, order] = [+field("length").value, +field("batch").value, field("order").value];
+      show({ model, card, family: model.families[card.family], length, batch, order });
     } catch (error) {
       place.replaceChildren();
       state.textContent = `This page cannot answer: ${error.message}. The command onegpu fit does.`;
@@ -329,6 +359,7 @@
     fill("length", index.lengths, count);
     fill("batch", index.batches);
     fill("card", index.cards.map((card) => card.name));
+    fill("order", Object.keys(index.orders), (name) => ORDERS[name]);
     form.addEventListener("change", () => {
       const asked = new URLSearchParams(new FormData(form));
       history.replaceState(null, "", "#" + asked);

@@ -168,12 +168,12 @@ class Fit:
             "of which the recipes leave room for a context",
             f"and for {asked.margin:.1%} more than predicted: 19 of 20 blind runs needed no more.",
         ]
+        by_change = self.order != SMALLEST and not self.timed
         if not self.timed:
-            lines.append(
-                f"The rates of a {asked.card.name} are not in data/gpus.csv: no speeds, and the "
-                "order of the recipes is that of change alone."
-            )
-        elif self.recipes and ORDERS[self.order]:
+            rest = ", and the order of the recipes is that of change alone" * by_change
+            about = f"The rates of a {asked.card.name} are not in data/gpus.csv: no speeds{rest}."
+            lines.append(about)
+        if self.recipes and ORDERS[self.order] and not by_change:
             lines.append(ORDERS[self.order])
         if not self.recipes:
             need = gib(self.miss.need)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 # Where a row of points has a step of one micro-batch, and one of several.
 ALLOCATED, SEVERAL, PARTS = 2, 9, 7
+FASTEST, SMALLEST = "fastest", "smallest"  # of answer
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Asked:
         at = next((k for k, r in enumerate(rows) if r[:2] == [self.length, micro_batch]), None)
         if at is None:
             return None
-        accumulation = self.batch // micro_batch
+        # A micro-batch of more than the batch is a step by itself, and so is any of some kinds.
+        accumulation = max(1, self.batch // micro_batch) if kind["accumulates"] else 1
         start = ALLOCATED if accumulation == 1 else SEVERAL
         allocated, reserved, *parts = rows[at][start : start + PARTS]
         need = reserved * (1 + self.index["margin"]) + self.card["context"]
@@ -119,13 +121,14 @@ class Asked:
         per_sample = max(1.0, (largest.need - near.need) / samples)
         return largest.micro_batch + max(0, int((room - largest.need) / per_sample))
 
-    def complete(self) -> bool:
-        """Whether all that the planner would try is recorded."""
+    def complete(self, order: str) -> bool:
+        """Whether all that the planner would try for an order is recorded."""
         lengths, sizes = self.index["lengths"], self.index["micro_batches"]
         recorded = self.length in lengths and self.batch in sizes
         if not recorded or self.length * self.batch > self.index["tokens"] or not self.family:
             return False
-        tried = {self.name(kind, way) for kind in self.index["kinds"] for way in self.tried(kind)}
+        ways = {True: lambda kind: self.ways(), False: self.tried}[order == SMALLEST]
+        tried = {self.name(kind, way) for kind in self.index["kinds"] for way in ways(kind)}
         return not tried & set(self.family["missing"])
 
     def micro_batches(self, kind: dict) -> list[int]:
@@ -145,6 +148,24 @@ class Asked:
                 if fastest is None or one.seconds * self.index["faster"] < fastest:
                     found.append(one)
         return found
+
+    def smallest(self) -> list[Found]:
+        """Of each kind that fits what needs least, whatever that takes in time."""
+        found: list[Found] = []
+        for kind in self.index["kinds"] if self.family else []:
+            micro_batch = 1 if kind["accumulates"] else self.batch
+            own = [self.of(kind, way, micro_batch) for way in self.ways()]
+            fits = [one for one in own if one and one.need <= self.card["memory"]]
+            least = self.index["as_small"] * min((one.need for one in fits), default=0)
+            found += [one for one in fits if one.need <= least][:1]
+        return found
+
+    def answer(self, order: str) -> list[Found]:
+        """The recipes that fit, in an order: "change", "fastest" or "smallest"."""
+        if order == SMALLEST:
+            return sorted(self.smallest(), key=lambda one: one.need)
+        found = self.fits()
+        return sorted(found, key=lambda one: one.seconds) if order == FASTEST else found
 
     def miss(self) -> Found | None:
         """What needs least."""

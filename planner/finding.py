@@ -45,7 +45,7 @@ def _recorded(options: argparse.Namespace) -> Fit | None:
     from . import recorded
 
     more = options.exact, options.data, options.longest, options.host, not options.cache
-    if any(more) or options.task == "text_classification" or options.order == "smallest":
+    if any(more) or options.task == "text_classification":
         return None
     asked = options.model, options.gpu or CARD, options.length, options.batch
     return recorded.fit(*asked, **_order(options))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from fake_cuda.cards import GPU, cards
 from fake_cuda.files import data_file, own_file
 
-from .answer import CHANGE, Fit, Recipe, ordered
+from .answer import CHANGE, Fit, Recipe
 from .atlas import Asked, Found
 from .facts import Facts
 
@@ -115,7 +115,7 @@ def fit(model: str, gpu: str, length: int | None, batch: int, order: str = CHANG
         gpu: a card of `data/gpus.csv`, or memory, such as "24GiB".
         length: tokens of a sample; None stands for as many as the model usually reads.
         batch: samples of an optimizer step.
-        order: "change" or "fastest", as `planner.fit` takes them.
+        order: as `planner.fit` takes it.
 
     Returns:
         As `planner.fit`; None where this is not recorded, or was with other versions of torch and
@@ -129,13 +129,13 @@ def fit(model: str, gpu: str, length: int | None, batch: int, order: str = CHANG
     except ValueError as error:
         print(f"{error}. It is passed over: all is predicted.", file=sys.stderr)
         return None
-    if asked is None or not asked.complete() or own_file(HOSTS).is_file():
+    if asked is None or not asked.complete(order) or own_file(HOSTS).is_file():
         return None
     if not asked.card["timed"] and _has_rates(asked.card):
         return None  # its seconds are not recorded, and can be predicted
     if any(_installed(name) != _release(asked.model[name]) for name in DECIDE):
         return None
-    found = asked.fits()
+    found = asked.answer(order)
     return _answer(asked, found, order) if found else None
 
 
@@ -182,7 +182,7 @@ def _answer(asked: Asked, found: list[Found], order: str) -> Fit:
     used = ", ".join(f"{name} {version}" for name, version in made.items())
     return Fit(
         question=_question(asked),
-        recipes=ordered([_recipe(asked, one) for one in found], order),
+        recipes=[_recipe(asked, one) for one in found],
         order=order,
         versions=made,
         source=f"Recorded on {model['date']} with {used}: of 20 such answers 19 reserve within "

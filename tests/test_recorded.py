@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from planner import recorded
+from planner.answer import ORDERS, ordered
 from planner.command import main
 from planner.question import ask, find_card
 from planner.script import script
@@ -18,6 +19,7 @@ from test_planner_shape import HEAVY
 
 ROOT = Path(__file__).resolve().parents[1]
 ASKED = ("qwen3-0.6b", "RTX 3090", 1024, 8)
+FEW = ("qwen3-0.6b", "RTX 3090", 512, 1)  # so few tokens that no way spares the logits
 GIB = 2**30
 
 
@@ -152,9 +154,40 @@ def test_the_command_as_json(capsys):
     assert set(told["versions"]) == {"torch", "transformers"}
 
 
-@pytest.mark.parametrize(
-    "option", ["--exact", "--no-cache", "--host=slow", "--longest", "--order=smallest"]
-)
+def test_the_smallest_is_of_each_kind_what_needs_least():
+    found = recorded.fit(*FEW, "smallest")
+    usual = {recipe.kind: recipe.need for recipe in recorded.fit(*FEW).recipes}
+    needs = {recipe.kind: recipe.need for recipe in found.recipes}
+    assert list(needs.values()) == sorted(needs.values()) and set(usual) <= set(needs)
+    assert all(needs[kind] <= 1.02 * need for kind, need in usual.items())
+    assert sum(needs[kind] < need for kind, need in usual.items()) >= 2
+    assert ORDERS["smallest"] in str(found)
+    # All ways are asked for then, and of these one with Liger's kernels could not be recorded.
+    assert recorded.fit(*ASKED, "smallest") is None
+
+
+@pytest.mark.parametrize("card, length, batch", [("8GiB", 2048, 8), ("12GiB", 2048, 1)])
+def test_what_updates_in_backward_is_told_for_every_batch(card, length, batch):
+    """Its micro-batches are steps by themselves, of which no row tells two."""
+    found = recorded.fit("qwen3-0.6b", card, length, batch).recipes
+    in_backward = [recipe for recipe in found if "in backward" in recipe.name]
+    assert in_backward and all(recipe.largest_micro_batch >= batch for recipe in in_backward)
+
+
+def test_orders_are_the_planners():
+    for order in ORDERS:
+        recipes = recorded.fit(*FEW, order).recipes
+        kinds = [kind.name for kind in KINDS]
+        by_change = sorted(recipes, key=lambda recipe: kinds.index(recipe.kind))
+        assert recipes == ordered(by_change, order)
+
+
+def test_the_smallest_of_a_card_without_rates_is_in_its_order():
+    found = recorded.fit("qwen3-0.6b", "A10G", 512, 1, "smallest")
+    assert ORDERS["smallest"] in str(found) and "change alone" not in str(found)
+
+
+@pytest.mark.parametrize("option", ["--exact", "--no-cache", "--host=slow", "--longest"])
 def test_who_asks_for_more_is_answered_by_the_search(option, monkeypatch):
     monkeypatch.setattr(recorded, "fit", lambda *_: pytest.fail("read"))
     monkeypatch.setattr("planner.finding._predicted", lambda _: recorded_answer)

@@ -15,6 +15,7 @@ from fake_cuda import cost
 from helpers.hardware import supports
 from helpers.prediction import CONTEXT
 from planner import recorded, search
+from planner.answer import ORDERS
 from planner.question import SMALL_LOGITS, Question, ask, blind_margin, known_cards
 from planner.script import script
 from planner.techniques import CHUNKED_LOSS, KINDS, LIGER, ON_THE_HOST, SMALLEST, WAYS, Plan
@@ -106,6 +107,8 @@ def index() -> dict:
         "small_logits": SMALL_LOGITS,
         "faster": search.FASTER,
         "as_fast": search.AS_FAST,
+        "as_small": search.AS_SMALL,
+        "orders": ORDERS,
         "limits": cost.KINDS,
         "smallest": SMALLEST.name,
         "kinds": [

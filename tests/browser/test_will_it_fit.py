@@ -1,4 +1,4 @@
-"""The page "Will it fit?" in a browser: its answers are the atlas's, by link and by keyboard."""
+"""The page "Will it fit?" in a browser: its answers are the command's, by link and by keyboard."""
 
 import functools
 import json
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from planner import recorded
+from planner.answer import ORDERS
 from planner.atlas import Asked
 from planner.command import parsed
 
@@ -16,7 +18,7 @@ SITE, PICTURES = ROOT / "build" / "site", ROOT / "build" / "browser"
 PAGE = "docs/will_it_fit.html"
 ATLAS = SITE / "_static" / "atlas"
 QUESTIONS = 10
-OPTIONS = {"model": "model", "length": "length", "batch": "batch", "card": "gpu"}
+OPTIONS = {"model": "model", "length": "length", "batch": "batch", "card": "gpu", "order": "order"}
 
 if not (ATLAS / "index.json").exists():
     pytest.skip("no site in build/site: make site", allow_module_level=True)
@@ -28,7 +30,8 @@ def data(name: str) -> dict:
 
 
 def questions() -> list[dict]:
-    """Drawn by chance, the same in each run, of cards for which something is recorded."""
+    """Drawn by chance, the same in each run, of cards for which something is recorded; in each of
+    the orders in turn."""
     index, draw = data("index"), random.Random(QUESTIONS)
     families = {family for name in index["models"] for family in data(name)["families"]}
     cards = [card["name"] for card in index["cards"] if card["family"] in families]
@@ -39,8 +42,9 @@ def questions() -> list[dict]:
             "length": draw.choice(lengths),
             "batch": draw.choice(index["batches"]),
             "card": draw.choice(cards),
+            "order": list(ORDERS)[k % len(ORDERS)],
         }
-        for _ in range(QUESTIONS)
+        for k in range(QUESTIONS)
     ]
 
 
@@ -55,6 +59,12 @@ def asked(question: dict) -> Asked:
     return Asked(index, data(question["model"]), card, question["length"], question["batch"])
 
 
+def command_answers(question: dict):
+    """What `onegpu fit` tells at once; None where it would search."""
+    told = (question[name] for name in ("model", "card", "length", "batch", "order"))
+    return recorded.fit(*told)
+
+
 def visit(page, address: str) -> None:
     page.goto("about:blank")  # a new fragment alone would not load the page
     page.goto(address)
@@ -64,10 +74,12 @@ def visit(page, address: str) -> None:
 @pytest.mark.parametrize(
     "question", questions(), ids=lambda question: "-".join(map(str, question.values()))
 )
-def test_the_page_gives_the_numbers_of_the_atlas(question, window, address):
+def test_the_page_gives_the_numbers_of_the_atlas_in_the_order_of_the_command(
+    question, window, address
+):
     visit(window, link(address, question))
     own = asked(question)
-    wanted = own.fits() or list(filter(None, [own.miss()]))
+    wanted = own.answer(question["order"]) or list(filter(None, [own.miss()]))
     shown = [
         dict(box.evaluate("box => ({...box.dataset})"))
         for box in window.locator(".fit-recipe").all()
@@ -76,9 +88,26 @@ def test_the_page_gives_the_numbers_of_the_atlas(question, window, address):
     assert told == [(one.recipe, str(one.micro_batch), f"{one.need:.1f}") for one in wanted]
     command = window.locator("#fit-state code").inner_text()
     options = parsed(shlex.split(command)[1:])
+    options.order = options.order or "change"
     assert {name: getattr(options, key) for name, key in OPTIONS.items()} == question
+    if answer := command_answers(question):
+        assert [(box["recipe"], float(box["need"])) for box in shown] == [
+            (recipe.name, pytest.approx(recipe.need / 2**20, abs=0.1)) for recipe in answer.recipes
+        ]
     for box, one in zip(shown, wanted, strict=True):
         assert float(box["seconds"]) == pytest.approx(one.seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_order_is_the_commands_and_is_said_as_there(order, window, address):
+    question = {"model": "qwen3-0.6b", "length": 512, "batch": 1, "card": "RTX 3090"}
+    question["order"] = order
+    visit(window, link(address, question))
+    told = [recipe.name for recipe in command_answers(question).recipes]
+    boxes = window.locator(".fit-recipe").all()
+    assert [box.get_attribute("data-recipe") for box in boxes] == told
+    assert (ORDERS[order] or "Least change is first.") in window.locator("#fit-state").inner_text()
+    window.screenshot(path=PICTURES / f"fit-{order}-{window.scheme}.png")
 
 
 def test_a_link_with_nonsense_is_answered_by_a_sentence(window, address):
@@ -94,6 +123,11 @@ def test_a_question_is_asked_by_keyboard_and_becomes_a_link(window, address):
     window.keyboard.press("Tab")
     assert "length=2048" in window.url
     assert window.locator(".fit-recipe").count()
+    window.locator("#fit select[name=order]").focus()
+    window.keyboard.press("ArrowDown")
+    window.keyboard.press("Tab")
+    assert "order=fastest" in window.url
+    assert "The fastest is first." in window.locator("#fit-state").inner_text()
 
 
 def test_the_code_is_the_planners(window, address):
@@ -116,14 +150,15 @@ def rows_of(window, label: str) -> dict[str, str]:
 
 
 def test_every_card_is_asked_the_same_question(window, address):
-    question = questions()[0] | {"length": 1024, "batch": 8}
+    question = questions()[2] | {"length": 1024, "batch": 8}
+    assert question["order"] == "smallest"
     visit(window, link(address, question))
     window.get_by_text("Every card", exact=True).click()
     told = rows_of(window, "The first recipe that fits, on every card")
     known = [card["name"] for card in data("index")["cards"] if card["like"] == card["name"]]
     assert list(told) == known
     for name, recipe in told.items():
-        first = next(iter(asked(question | {"card": name}).fits()), None)
+        first = next(iter(asked(question | {"card": name}).answer("smallest")), None)
         assert recipe == (first.recipe if first else ""), name
 
 

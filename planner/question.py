@@ -192,15 +192,15 @@ def find_card(name: str) -> GPU:
 def as_fast_as(memory: int) -> GPU:
     """The card whose speed stands for that of a card of which only the memory is known.
 
-    Of those whose rates others measured it is the nearest in whole GiB. Of several it is the
-    slowest, so that no more is promised than each of them keeps. The atlas takes the same one.
+    Of those whose rates are known it is the nearest in whole GiB. Of several it is the slowest, so
+    that no more is promised than each of them keeps. The atlas takes the same one.
     """
-    measured = "bf16_reached_tflops", "bandwidth_gb_s"
-    timed = [card for card in known_cards() if all(card.facts[name] for name in measured)]
+    rates = "bf16_tflops", "bandwidth_gb_s", "sms"
+    timed = [card for card in known_cards() if all(card.facts[name] for name in rates)]
 
     def order(card: GPU) -> tuple:
         away = abs(round(card.memory / GIB) - round(memory / GIB))
-        return away, card.facts["bf16_reached_tflops"]
+        return away, card.facts["bf16_tflops"]
 
     return min(timed, key=order)
 

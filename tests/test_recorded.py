@@ -173,7 +173,7 @@ def test_a_size_is_as_fast_as_the_same_card_in_the_atlas_and_in_the_search(size)
     assert recorded._card(index, f"{size}GiB")["like"] == find_card(f"{size}GiB").name
 
 
-@pytest.mark.parametrize("card, length, batch", [("8GiB", 2048, 8), ("12GiB", 2048, 1)])
+@pytest.mark.parametrize("card, length, batch", [("RTX 3080", 4096, 8), ("RTX 3080", 8192, 4)])
 def test_what_updates_in_backward_is_told_for_every_batch(card, length, batch):
     """Its micro-batches are steps by themselves, of which no row tells two."""
     found = recorded.fit("qwen3-0.6b", card, length, batch).recipes

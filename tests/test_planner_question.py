@@ -39,7 +39,7 @@ def test_of_cards_as_near_the_slowest_whose_rates_are_known_stands_for_a_size():
         16: "RTX 4060 Ti 16GB",
         24: "RTX 3090",  # and not the RTX 4090
         48: "RTX A6000",
-        64: "A100-80GB",  # and not the H100
+        64: "RTX A6000",  # as near as cards of 80 GiB, and slower
         80: "A100-80GB",
     }
 

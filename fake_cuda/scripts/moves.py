@@ -105,7 +105,14 @@ class Moves(TorchFunctionMode):
                 return func(tensor, *args, **kwargs)
             waits, change = not soon, dict(dtype=dtype, memory_format=form)
             change = {k: v for k, v in change.items() if v is not None}
-        moved = self.upload if is_card(device) else self.download
+        carry = self.upload if is_card(device) else self.download
+
+        def moved(tensor):
+            found = carry(tensor)
+            if waits and found is not tensor:  # copy_kernel_cuda (ATen/native/cuda/Copy.cu)
+                self.where.trace.streams.host_waits()
+            return found
+
         if not change:
             return moved(tensor)
         if is_card(device) and waits:  # then the host converts

@@ -30,6 +30,8 @@ class Streams:
     """The streams of a card, for a trace whose events are these.
 
     A place in the work of all streams is a clock: a stream's number -> marks that it has passed.
+    What a backward pass makes counts for the stream on which it is asked for; torch's engine takes
+    that of each operation's forward pass, which is another one only where a script mixes them.
     """
 
     def __init__(self, events: list):

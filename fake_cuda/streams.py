@@ -1,23 +1,27 @@
-"""A card's streams: on which a block is made, which others use it, and what the host has seen done.
+"""A card's streams: on which a block is made, which others use it, and when the host knows it done.
 
 A stream is a queue of work. torch's allocator keeps a free block for the stream on which it was
 made (`BlockComparatorSize` in c10/cuda/CUDACachingAllocator.cpp compares streams first). Where
-`Tensor.record_stream` has named other streams, a block that is freed waits until they have come to
+`Tensor.record_stream` has named other streams, a block that is freed waits until these have come to
 that place in their work, and the allocator asks for that at its next request (`insert_events`,
 `process_events` there).
 
-When the card comes to a place is a matter of time. What is known is what the host waited for, and
-what streams wait for among each other: a block counts as free from then on, and not before. That is
-so where the host runs ahead of the card, as it should; where the card is the quicker one, blocks
-are free sooner and less is reserved. torch's page on `record_stream` calls both a race, and FSDP
-lets the host wait for a layer's end before it gathers the next but one (`limit_all_gathers`, for
-"GPU memory usage from only two consecutive FSDP instances").
+When a card comes to a place is a matter of time, and torch's page on `record_stream` calls this a
+race. Here the host runs ahead of the card, as it should, and knows nothing to be done before it
+waits for something; then all is done that it had asked for earlier, on whatever stream. FSDP waits
+for the end of a layer before it gathers the next but one, which "prevents the extra memory usage
+from recordStream from stacking up" (its author, in torchtitan's issue 735). Where the card is the
+quicker one, less is reserved; where what travels lags far behind, more.
 """
 
 from typing import NamedTuple
 
+import torch
+from torch.utils._pytree import tree_leaves
+
 IN_A_POOL = 32  # streams of a priority, which are given out in turn (c10/cuda/CUDAStream.cpp)
 DEFAULT = 0  # the number of the stream on which all work is done that names no other
+STREAM = "stream of fake_cuda"  # in the metadata of autograd's nodes
 
 
 class Reusable(NamedTuple):
@@ -29,22 +33,19 @@ class Reusable(NamedTuple):
 class Streams:
     """The streams of a card, for a trace whose events are these.
 
-    A place in the work of all streams is a clock: a stream's number -> marks that it has passed.
-    What a backward pass makes counts for the stream on which it is asked for; torch's engine takes
-    that of each operation's forward pass, which is another one only where a script mixes them.
+    A place is a number: how many marks the host had asked for until then, on all streams.
     """
 
     def __init__(self, events: list):
         self.events = events
-        self.now = DEFAULT  # the stream on which work is done
+        # The stream that was chosen, and the node of autograd that ran then; inner ones follow.
+        self.chosen: list[tuple[int, object]] = [(DEFAULT, None)]
         self.made_on: list[int] = []  # of each storage
-        self.used_on: dict[int, set[int]] = {}  # a storage -> other streams that use it
-        self.late: set[int] = set()  # storages that were freed while other streams used them
-        self.waiting: dict[int, dict[int, int]] = {}  # those of them that are not reusable yet
+        self.used_on: set[int] = set()  # storages that another stream than their own uses
+        self.late: set[int] = set()  # those of them that have died
+        self.waiting: dict[int, int] = {}  # those of them that are not reusable yet: from where on
         self.count: dict[int, int] = {}  # a priority -> how many streams of it were made
-        self.marks: dict[int, int] = {}  # a stream -> how many marks it has
-        self.follows: dict[int, dict[int, int]] = {}  # a stream -> what its next work comes after
-        self.seen: dict[int, int] = {}  # what the host has seen done
+        self.place = 0
 
     def new(self, priority: int = 0) -> int:
         """The number of one more stream."""
@@ -52,28 +53,43 @@ class Streams:
         self.count[priority] = before + 1
         return 1 + before % IN_A_POOL + (IN_A_POOL if priority < 0 else 0)
 
-    # ------------------------------------------------------------------------------------ the order
-    def mark(self, stream: int) -> dict[int, int]:
-        """An event is recorded on a stream: where it stands, and what it has waited for."""
-        self.marks[stream] = self.marks.get(stream, 0) + 1
-        return self.follows.get(stream, {}) | {stream: self.marks[stream]}
+    @property
+    def now(self) -> int:
+        """The stream on which work is done.
 
-    def follow(self, stream: int, clock: dict[int, int]) -> None:
-        """What is put on a stream from now on waits for that place."""
-        self.follows[stream] = _later(self.follows.get(stream, {}), clock)
+        autograd's engine runs a node on the stream of its forward pass (`evaluate_function` and
+        `Node::stream` in torch/csrc/autograd); a hook in it may choose another.
+        """
+        stream, node = self.chosen[-1]
+        if not self.count:
+            return DEFAULT
+        running = torch._C._current_autograd_node()
+        return stream if running in (None, node) else running.metadata.get(STREAM, DEFAULT)
 
-    def host_waits(self, clock: dict[int, int] | None = None) -> None:
-        """The host waits for a place; without one, for all that is on the present stream."""
-        self.seen = _later(self.seen, self.mark(self.now) if clock is None else clock)
-        for storage, clock in list(self.waiting.items()):
-            if all(self.seen.get(stream, 0) >= mark for stream, mark in clock.items()):
-                del self.waiting[storage]
-                self.events.append(Reusable(storage))
+    def enter(self, stream: int) -> None:
+        """Work goes to this stream until `leave`."""
+        self.chosen.append((stream, torch._C._current_autograd_node()))
 
-    def host_waits_for_all(self) -> None:
-        """The host waits for the card."""
-        for stream in [DEFAULT, *self.marks]:
-            self.host_waits(self.mark(stream))
+    def leave(self) -> None:
+        self.chosen.pop()
+
+    def choose(self, stream: int) -> None:
+        """Work goes to this stream from now on."""
+        self.leave()
+        self.enter(stream)
+
+    def remember(self, made) -> None:
+        """The backward pass of what was made now is for the present stream; so is the sum of a
+        leaf's gradients, whose node torch makes when the leaf is first used."""
+        leaves = (leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor))
+        for node in filter(None, (leaf.grad_fn for leaf in leaves)):
+            sums = (
+                one
+                for one, _ in node.next_functions
+                if one and one.name().endswith("AccumulateGrad")
+            )
+            for one in (node, *sums):
+                one.metadata.setdefault(STREAM, self.now)
 
     # --------------------------------------------------------------------------------- the storages
     def born(self) -> None:
@@ -83,16 +99,23 @@ class Streams:
     def use(self, storage: int, stream: int) -> None:
         """`record_stream`: it means nothing for the stream on which the storage was made."""
         if stream != self.made_on[storage]:
-            self.used_on.setdefault(storage, set()).add(stream)
+            self.used_on.add(storage)
 
     def free(self, storage: int) -> None:
-        """A storage dies: its events, and where it waits what for."""
+        """A storage dies: its events, and from which place on it is reusable."""
         self.events.append(~storage)
-        if streams := self.used_on.pop(storage, None):
+        if storage in self.used_on:
             self.late.add(storage)
-            self.waiting[storage] = {stream: self.mark(stream)[stream] for stream in streams}
+            self.waiting[storage] = self.mark()
 
+    def mark(self) -> int:
+        """An event is recorded: its place."""
+        self.place += 1
+        return self.place
 
-def _later(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
-    """The first clock at which both have passed."""
-    return {k: max(one.get(k, 0), other.get(k, 0)) for k in one.keys() | other.keys()}
+    def host_waits(self, place: int | None = None) -> None:
+        """The host waits for a place; without one, for all that it has asked for."""
+        seen = self.place if place is None else place
+        for storage in [one for one, at in self.waiting.items() if at <= seen]:
+            del self.waiting[storage]
+            self.events.append(Reusable(storage))

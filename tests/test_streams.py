@@ -69,48 +69,36 @@ def test_to_empty_the_cache_ends_all_waiting():
 
 
 # --------------------------------------------------------------------------------------- the order
-def waiting(streams: Streams, *used_on: int) -> None:
-    """Storage 0 is made on stream 5, used on others, and dies."""
-    before, streams.now = streams.now, 5
+def dead(*used_on: int) -> Streams:
+    """Storage 0 is made on stream 5 and used on others, another event follows, and it dies."""
+    streams = Streams([])
+    streams.new()
+    streams.enter(5)
     streams.born()
-    streams.now = before
+    streams.leave()
     for stream in used_on:
         streams.use(0, stream)
+    streams.mark()
     streams.free(0)
+    return streams
 
 
-def test_a_storage_is_reusable_once_the_host_has_waited_for_what_used_it():
-    streams = Streams([])
-    early = streams.mark(0)
-    waiting(streams, 0)
-    streams.host_waits(early)
-    assert streams.events == [~0]  # that came before its last use
-    streams.host_waits(streams.mark(0))
+def test_a_storage_is_reusable_once_the_host_has_waited_for_something_later():
+    streams = dead(0)
+    streams.host_waits(1)
+    assert streams.events == [~0]  # that came before its end
+    streams.host_waits(streams.mark())
     assert streams.events == [~0, Reusable(0)] and not streams.waiting
 
 
-def test_the_host_waits_for_what_a_stream_has_waited_for():
-    streams = Streams([])
-    waiting(streams, 0)
-    streams.host_waits(streams.mark(7))
-    assert streams.waiting
-    streams.follow(7, streams.mark(0))
-    streams.host_waits(streams.mark(7))
-    assert not streams.waiting
-
-
-def test_all_streams_have_to_be_done():
-    streams = Streams([])
-    waiting(streams, 0, 7)
-    streams.host_waits()  # for the present stream
-    assert streams.waiting
-    streams.host_waits_for_all()
-    assert not streams.waiting
+def test_the_host_may_wait_for_all():
+    streams = dead(0, 7)
+    streams.host_waits()
+    assert streams.events == [~0, Reusable(0)]
 
 
 def test_the_stream_of_a_storage_need_not_be_waited_for():
-    streams = Streams([])
-    waiting(streams, 5)
+    streams = dead(5)
     assert streams.events == [~0] and not streams.late
 
 
@@ -150,6 +138,17 @@ cuda.synchronize()
 z = made()
 assert cuda.memory_reserved() == 90 * MiB
 cuda.set_stream(cuda.default_stream())
+del x, y, z
+# A backward pass works on the streams of its forward pass.
+x = torch.zeros(4, device="cuda", requires_grad=True)
+with side:
+    y = x * 2
+streams = []
+y.grad_fn.register_hook(lambda *_: streams.append(cuda.current_stream()))
+z = y * 2
+z.grad_fn.register_hook(lambda *_: streams.append(cuda.current_stream()))
+z.sum().backward()
+assert streams == [cuda.default_stream(), side], streams
 del x, y, z
 """
 SHARDED = """

@@ -20,15 +20,10 @@ def caches(trace: Trace) -> Iterator[None]:
         *([(trainer, "clear_device_cache", trace.empty_cache)] if trainer else []),
         (torch.cuda, "empty_cache", trace.empty_cache),
         (torch.accelerator, "empty_cache", trace.empty_cache),
-        (torch.cuda, "synchronize", lambda *_, **__: _synchronize(trace)),
+        (torch.cuda, "synchronize", lambda *_, **__: trace.work.wait(trace)),
         (torch.cuda, "reset_peak_memory_stats", lambda *_: None),
     ):
         yield
-
-
-def _synchronize(trace: Trace) -> None:
-    trace.work.wait(trace)
-    trace.streams.host_waits_for_all()
 
 
 @contextmanager

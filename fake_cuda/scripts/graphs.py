@@ -72,20 +72,19 @@ class Captured:
         trace.passes += [len(trace.work.operations)] * self.passes
         op = next(again)
         trace.phase(self.phase)
-        streams, now = trace.streams, trace.streams.now
         for at, event in enumerate([*self.events, ""], start=self.start):
             while op and (op.event <= at or event == ""):
                 place = len(trace.phases) - 1, len(trace.events)
                 trace.work.operations.append(Operation(*place, *op[2:]))  # quicker than _replace
                 op = next(again)
             if event in dead:  # what outlives the capture keeps its place
-                streams.now = streams.made_on[event]
+                trace.streams.enter(trace.streams.made_on[event])
                 born[event] = trace.add(trace.size[event], trace.kind[event])
+                trace.streams.leave()
             elif isinstance(event, int) and ~event in born:
                 trace.events.append(~born.pop(~event))
             elif isinstance(event, str) and event not in ("", EMPTY_CACHE):
                 trace.phase(event)
-        streams.now = now
 
     def pool(self) -> tuple[int, int]:
         return 0, 1

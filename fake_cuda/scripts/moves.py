@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from ..shards import wraps
+from ..streams import DEFAULT
 from ..trace import FakeTensor
 from ..values import MOST, known
 from . import bounds, mixed
@@ -182,6 +183,8 @@ class Moves(TorchFunctionMode):
             bounds.check(where, func, args, kwargs, True)
         with where.to(asked, () if away else (args, kwargs)):
             out = func(*args, **kwargs)
+        if where.trace.streams.now != DEFAULT:
+            where.trace.streams.remember(out)
         return tree_map(self.upload, out) if card else out
 
 

@@ -28,7 +28,7 @@ def queues(streams: Streams) -> dict:
 
     def set_stream(chosen) -> None:
         if chosen is not None:
-            streams.now = chosen.stream_id
+            streams.choose(chosen.stream_id)
 
     found = dict(Stream=Stream, Event=Event, stream=stream, set_stream=set_stream)
     found |= dict(current_stream=lambda *_, **__: Stream(stream_id=streams.now))
@@ -42,19 +42,15 @@ class _Event:
     of: Streams
 
     def __init__(self, *_, **__):
-        self.clock: dict[int, int] = {}  # nothing is waited for until it is recorded
-
-    def _stream(self, stream) -> int:
-        return self.of.now if stream is None else stream.stream_id
+        self.place = 0  # nothing is waited for until it is recorded
 
     def record(self, stream=None) -> None:
-        self.at, self.clock = time.perf_counter(), self.of.mark(self._stream(stream))
+        self.at, self.place = time.perf_counter(), self.of.mark()
 
-    def wait(self, stream=None) -> None:
-        self.of.follow(self._stream(stream), self.clock)
+    wait = done  # a stream does
 
     def synchronize(self) -> None:
-        self.of.host_waits(self.clock)
+        self.of.host_waits(self.place)
 
     def query(self) -> bool:
         """Whether the card has come past it: it has, and now the host knows."""
@@ -73,7 +69,7 @@ class _Stream:
     event: type[_Event]
 
     def __init__(self, device=None, priority: int = 0, stream_id: int | None = None, **_):
-        self.priority, self.before = priority, []
+        self.priority = priority
         self.stream_id = self.of.new(priority) if stream_id is None else stream_id
 
     cuda_stream = property(lambda self: self.stream_id)
@@ -85,18 +81,13 @@ class _Stream:
         return hash(self.stream_id)
 
     def __enter__(self):
-        self.before.append(self.of.now)
-        self.of.now = self.stream_id
+        self.of.enter(self.stream_id)
         return self
 
     def __exit__(self, *_) -> None:
-        self.of.now = self.before.pop()
+        self.of.leave()
 
-    def wait_event(self, event) -> None:
-        event.wait(self)
-
-    def wait_stream(self, stream) -> None:
-        self.wait_event(stream.record_event())
+    wait_event = wait_stream = done
 
     def record_event(self, event=None):
         event = event or self.event()

@@ -53,7 +53,6 @@ class Trace(TorchDispatchMode):
         self.phases = [BUILDING]
         # i: storage i is born, ~i: it dies; text: a phase begins, or the cache is emptied.
         self.events: list[int | str | Reusable] = []
-        self.streams = Streams(self.events)
         self.since = 0  # the event from which on the run counts: memory had run out before
         self.root: object = None  # the module that is called first; where its passes begin
         self.passes: list[int] = []  # numbers of operations
@@ -61,6 +60,7 @@ class Trace(TorchDispatchMode):
         self.zeros: int | None = None  # the last operation's result, if that was zeros
         self.counts = Counts()
         self.work = Work()
+        self.streams = Streams(self.events, self.work.operations, card)
         alone()  # which no mode may disturb
 
     def empty_cache(self, *_) -> None:

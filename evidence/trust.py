@@ -166,7 +166,7 @@ def rows_of_ranks(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
     text += f"{percent(reserved.abs().median())} off in the median when first predicted, nine of "
     text += f"ten within {percent(reserved.abs().quantile(0.9))}, "
     text += f"{'all' if (reserved < 0).all() else 'not all'} of them too low: the simulation "
-    text += "knew one stream. With the streams on which FSDP works, read in torch's source, they are "
+    text += "knew one stream. With the streams on which FSDP works, read in its source, they are "
     text += f"{percent(mended.median())} off in the median, nine of ten within "
     text += f"{percent(mended.quantile(0.9))}, and blind no more. What is allocated is "
     return text + f"within {percent(allocated.max())} after one mend."

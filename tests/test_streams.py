@@ -70,8 +70,9 @@ def test_to_empty_the_cache_ends_all_waiting():
 
 # --------------------------------------------------------------------------------------- the order
 def dead(*used_on: int) -> Streams:
-    """Storage 0 is made on stream 5 and used on others, another event follows, and it dies."""
-    streams = Streams([])
+    """Storage 0 is made on stream 5 and used on others, and it dies after place 1 and an operation,
+    of which no time is known."""
+    streams = Streams([], operations := [])
     streams.new()
     streams.enter(5)
     streams.born()
@@ -79,6 +80,7 @@ def dead(*used_on: int) -> Streams:
     for stream in used_on:
         streams.use(0, stream)
     streams.mark()
+    operations.append("an operation")
     streams.free(0)
     return streams
 

@@ -5,6 +5,7 @@ twice the samples. Their logs grow to the whole model's (`growth`) and to any mi
 and are replayed; their operations grow alike (`pace`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -57,10 +58,13 @@ FAMILIES = {
 
 
 def longest(model: str) -> int:
-    """The longest sample that is asked of a model."""
+    """The longest sample that is asked of a model: within its positions, and shorter than a window
+    of its attention, if it has one. From the window on transformers gives attention a mask
+    (`_ignore_causal_mask_sdpa` in masking_utils.py), which no twin of a shorter sample has."""
     config = ask(model, FAMILIES["ampere"].card, length=LENGTHS[0], batch=1).workload.config
     positions = getattr(config, "max_position_embeddings", None) or LENGTHS[-1]
-    return max(length for length in LENGTHS if length <= positions)
+    window = getattr(config, "sliding_window", None) or math.inf
+    return max(length for length in LENGTHS if length <= positions and length < window)
 
 
 def all_points(model: str) -> list[Point]:

@@ -27,7 +27,7 @@ from evidence.sources import liger_operations as liger
 from evidence.tables import DATA, MEASURED, libraries, replace_file, today
 from evidence.traces import traced
 from fake_cuda import simulate
-from fake_cuda.cost import Kernels
+from fake_cuda.cost import CONSTANTS, Kernels
 from fake_cuda.operations import Operation
 from fake_cuda.products import Attention, Product
 
@@ -37,11 +37,12 @@ KEY = ["table", "what", "pass", "type", "shape", "settings", "card"]
 COLUMNS = [*KEY, "seconds", "role", "predicted", "predicted_with", "date"]
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SIZES = {"bf16": 2, "fp16": 2, "fp32": 4, "tf32": 4}  # bytes of a number
-NEIGHBOURS = 512  # the width of neighbourhood attention in liger_operations
 WORDS = 50257  # of an embedding, of which only the rows that are asked for are read
+# Of attention over neighbours the mask, whose places a loop of Python writes, is not there either.
 NOT_WRITTEN = set(
     "distill_cosine_loss distill_jsd_loss fused_linear_cpo_loss fused_linear_grpo_loss_sequence "
     "fused_linear_grpo_loss_token fused_linear_orpo_loss fused_linear_simpo_loss fused_moe "
+    "fused_neighborhood_attention "
     "kto_loss llama4_rope multi_token_attention sparse_multi_token_attention sparsemax".split()
 )
 
@@ -107,6 +108,12 @@ def traffic(what: str, type_: str, shape: str) -> Callable:
     return setup
 
 
+def in_a_graph(name: str) -> Kernels:
+    """A card that is given kernels by a CUDA graph, as it was for the H100's rows of traffic."""
+    seconds = CONSTANTS.traffic.kernel_in_a_graph
+    return Kernels(card(name), CONSTANTS.with_value("seconds of a kernel", seconds))
+
+
 def one_of_h100(row, kernels: Kernels) -> float:
     """The predicted seconds of a row of kernels_h100.csv."""
     if row.kind == "product":
@@ -131,7 +138,6 @@ def of_liger(row) -> Callable:
         "fused_add_rms_norm": liger.add_rms_norm,
         "fused_linear_cross_entropy": liger.linear_cross_entropy,
         "fused_linear_jsd": liger.linear_jensen_shannon,
-        "fused_neighborhood_attention": liger.neighbourhood,
         "geglu": partial(liger.mlp, "geglu", 8),
         "group_norm": liger.group_norm,
         "jsd": liger.jensen_shannon if row.of == "V" else liger.jensen_shannon_2026,
@@ -149,12 +155,6 @@ def of_liger(row) -> Callable:
         "tvd": liger.total_variation,
     }
     return partial(known[row.operation], n)
-
-
-def of_another_width(row) -> bool:
-    """Whether it is neighbourhood attention that liger_operations has in another width."""
-    near = row.operation == "fused_neighborhood_attention"
-    return near and json.loads(row.settings)["hidden_size"] != NEIGHBOURS
 
 
 def embedding(width: int, words: int) -> Callable:
@@ -211,13 +211,14 @@ def rows() -> pd.DataFrame:
     found = []
     h100, of_others = pd.read_csv(H100), pd.read_csv(LIGER)
     for row in h100[h100["kind"] != "host"].itertuples():
-        told = one_of_h100(row, Kernels(card(row.card)))
+        kernels = in_a_graph(row.card) if row.kind == "traffic" else Kernels(card(row.card))
+        told = one_of_h100(row, kernels)
         shape = " ".join(filter(None, [row.shape, row.layout if row.kind == "product" else ""]))
         key = ["h100", row.what, "", row.type, shape, "", row.card]
         found.append([*key, row.seconds, row.role, told])
     for row in of_others.itertuples():
         told = None
-        if row.operation not in NOT_WRITTEN and not of_another_width(row):
+        if row.operation not in NOT_WRITTEN:
             told = one_of_liger(row, Kernels(card(row.card)))
         size = f"{row.of} {row.size}"
         key = ["liger", row.operation, row[3], "", size, row.settings, row.card]

@@ -71,8 +71,8 @@ def kernels() -> tuple[pd.DataFrame, pd.DataFrame]:
     return today, _blind("blind_kernels", table)
 
 
-def kernel_times() -> pd.DataFrame:
-    """Seconds of single kernels as they were first predicted; the tables have the same order."""
+def kernel_times() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Seconds of single kernels: today's predictions, and the blind ones, in the table's order."""
     names = ["set", "what", "pass", "type", "shape", "card"]
     table = pd.read_csv(DATA / "kernel_times.csv").rename(columns={"table": "set"})
     blind = pd.read_csv(DATA / "blind_kernel_times.csv").rename(columns={"table": "set"})
@@ -80,7 +80,8 @@ def kernel_times() -> pd.DataFrame:
     of_blind = set(map(tuple, blind[names].astype(str).values))
     same = [tuple(row) in of_blind for row in judged[names].astype(str).values]
     blind = blind.assign(seconds=judged["seconds"][same].to_numpy())
-    return blind.assign(error=blind["predicted"] / blind["seconds"] - 1)
+    today = judged.dropna(subset="predicted")
+    return tuple(t.assign(error=t["predicted"] / t["seconds"] - 1) for t in (today, blind))
 
 
 def several() -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -186,14 +187,15 @@ def rows_of_time(judged: pd.DataFrame, blind: pd.DataFrame) -> str:
 
 
 def single_kernels() -> str:
-    """How far single kernels were off when they were first predicted."""
-    rows = kernel_times()
-    sizes = rows["error"].abs()
+    """How far single kernels were off when they were first predicted, and after mends."""
+    today, rows = kernel_times()
+    sizes, later = rows["error"].abs(), today["error"].abs()
     text = (
         f"{len(rows)} passes of single operations on {rows['card'].nunique()} kinds of card were "
     )
-    text += f"{percent(sizes.median())} off in the median when first predicted, "
-    return text + f"nine of ten within {percent(sizes.quantile(0.9))}."
+    text += f"{percent(sizes.median())} off in the median when first predicted, nine of ten within "
+    text += f"{percent(sizes.quantile(0.9))}; {len(today)} of them are {percent(later.median())} "
+    return text + f"off after mends, nine of ten within {percent(later.quantile(0.9))}."
 
 
 def constants() -> str:
@@ -205,9 +207,9 @@ def constants() -> str:
     named = sum(constant.source.endswith(ELEVEN_HOSTS) for constant in listed(CONSTANTS))
     text += f"{status[CALIBRATED]} were chosen by named rows "
     text += "([data/speed_constants.csv](data/speed_constants.csv)). Such rows do not judge, with "
-    text += f"two exceptions. The {ends} ends of the ranges were chosen on the first 70 rows of "
-    text += f"time, most of which judge. The {named} hosts that `--host` names were chosen by "
-    return text + "eleven rows, of which six judge; no judged prediction uses these hosts."
+    text += f"two exceptions. The {ends} ends of a card's range were chosen on the first 70 rows "
+    text += f"of time, most of which judge. {named} numbers of the host, its usual speed and its "
+    return text + "range among them, were chosen by eleven rows, of which six judge."
 
 
 def calculators() -> str:

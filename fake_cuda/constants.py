@@ -7,43 +7,29 @@ data/speed_constants.csv, its status and its source, and `CONSTANTS.with_value` 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
 
-SOURCED, CALIBRATED, ASSUMED = "sourced", "calibrated", "assumed"
+from .constant import ASSUMED, CALIBRATED, SOURCED, Constant
+from .constant import assumed as _assumed
+from .constant import calibrated as _calibrated
+from .constant import sourced as _sourced
+
+__all__ = ["ASSUMED", "CALIBRATED", "CONSTANTS", "SOURCED", "Constants", "listed"]
 GEMM = "ai-dynamo/aiconfigurator @095f58a5, gemm_perf: bf16 products of vLLM by shape"
 NEUSIGHT = "sitar-lab/NeuSight @6945927, measured kernels of fp32"
 FA2 = "FlashAttention-2 (arXiv 2307.08691), section 4.1: A100, causal and not, share of 312 TFLOPS"
 FA3 = "FlashAttention-3 (arXiv 2407.08608), section 4.1: FlashAttention-2 on an H100"
 MMA = "its MMA is Ampere's (Dao-AILab/flash-attention kernel_traits.h @0a4755ed)"
 GUIDE = "CUDA C++ Programming Guide, arithmetic instructions by compute capability"
+SPLITS = "split-k of CUTLASS's default kernels"
+SOFTMAX = "ATen/native/cuda/SoftMax.cu"
+OURS = "measurements/kernels_h100.csv, rows that calibrate"
 PCIE = "PCI Express {}, 16 lanes, one way"
 FIRST_ROWS = "the first 70 judged rows of data/speeds.csv, so that nine of ten lie inside"
 ELEVEN_HOSTS = (
     "eleven machines, told by the first row of each set of data/speeds.csv that waits for its "
     "host: 5.6, 15.7, 16.4, 17.7, 18.0, 22.3, 23.4, 25.0, 33.9, 34.9 and 35.3 us"
 )
-
-
-class Constant(NamedTuple):
-    """A number of the model of time, as tables tell of it.
-
-    `status`: *sourced*, somebody measured or documented it; *calibrated*, chosen so that the named
-    rows come out; *assumed*, neither. `source` names the measurement, the rows, or what is known.
-    """
-
-    name: str
-    value: float
-    status: str
-    source: str
-
-
-def _field(status: str, name: str, value: float, source: str) -> Any:
-    return field(default=value, metadata={"name": name, "status": status, "source": source})
-
-
-_sourced, _calibrated, _assumed = (partial(_field, s) for s in (SOURCED, CALIBRATED, ASSUMED))
 
 
 @dataclass(frozen=True)
@@ -64,12 +50,8 @@ class Products:
     overlapping_wave: float = _calibrated(
         "seconds of a wave, 9.0", 0.5e-6, f"{GEMM}: H100 and B200, whose waves overlap"
     )
-    most_splits: float = _assumed(
-        "most splits of a product", 16, "split-k of CUTLASS's default kernels"
-    )
-    least_depth: float = _assumed(
-        "least depth of a split", 256, "split-k of CUTLASS's default kernels"
-    )
+    most_splits: float = _assumed("most splits of a product", 16, SPLITS)
+    least_depth: float = _assumed("least depth of a split", 256, SPLITS)
     int8: float = _sourced(
         "int8 products", 2, "architecture whitepapers since Turing: rate of 16 bits"
     )
@@ -89,13 +71,24 @@ class Traffic:
     )
     volta_stream: float = _sourced("stream, 7.0", 0.91, f"{NEUSIGHT}: add, mul and div on a V100")
     a100_stream: float = _sourced("stream, 8.0", 0.87, f"{NEUSIGHT}: add, mul and div on two A100")
-    hopper_stream: float = _assumed("stream, 9.0", 0.87, "like an A100")
+    hopper_stream: float = _calibrated(
+        "stream, 9.0", 0.90, f"{OURS}: fill, copy, cast, add, mul and gelu of 0.1 GB and more"
+    )
     blackwell_stream: float = _assumed("stream, 10.0", 0.87, "like an A100")
     scatter: float = _sourced(
         "scatter",
         7.3,
         "pytorch/pytorch pull 195542: bytes a clock of a multiprocessor, bf16 to float32, A100; "
         "that it goes by clocks and not by bandwidth was chosen by rows",
+    )
+    log_softmax: float = _sourced(
+        "passes of log-softmax", 2, f"{SOFTMAX}: rows of many words are read three times"
+    )
+    log_softmax_backward: float = _sourced(
+        "passes of log-softmax, backward", 4 / 3, f"{SOFTMAX}: the gradient is read twice"
+    )
+    loss_backward: float = _sourced(
+        "bytes of a loss, backward", 0.5, "ATen/native/cuda/Loss.cu: its input is not read"
     )
     norms: float = _sourced(
         "norms", 0.45, "pytorch/pytorch pull 87445: [8192, 1024] on an A100, 0.37 to 0.51"
@@ -104,6 +97,9 @@ class Traffic:
         "seconds of a kernel",
         2.5e-6,
         "start and end of a kernel in a full queue; nobody's measurement",
+    )
+    kernel_in_a_graph: float = _calibrated(
+        "seconds of a kernel in a graph", 1.4e-6, f"{OURS}: 16,384 values, median"
     )
     listed_tensors: float = _sourced(
         "tensors of a list kernel",
@@ -131,8 +127,8 @@ class Traffic:
 class Attention:
     """Fused attention: shares of the peak rate, forward and backward.
 
-    FlashAttention-2 by clock: operations a clock of a multiprocessor, 35 and 30 % of an H100's
-    989.4 TFLOPS.
+    By clock: operations a clock of a multiprocessor. Of FlashAttention-2 35 and 30 % of an H100's
+    989.4 TFLOPS, of efficient attention its shares of an A100's 312.
     """
 
     flash: float = _sourced("attention", 0.60, FA2)
@@ -157,6 +153,12 @@ class Attention:
         0.24,
         "NVIDIA/cutlass pull 992: A100, median of nine rows of kernels.csv",
     )
+    efficient_by_clock: float = _sourced(
+        "efficient attention by clock", 0.30 * 312 / 19.5 * 128, "on an A100, by its instructions"
+    )
+    efficient_by_clock_backward: float = _sourced(
+        "efficient attention by clock, backward", 0.24 * 312 / 19.5 * 128, "as forward"
+    )
     tf32_passes: float = _sourced(
         "tf32 passes of fp32 attention", 3, "OpMultiplyAddFastF32 in PyTorch's mem_eff_attention"
     )
@@ -169,8 +171,10 @@ class Attention:
             shares = self.flash, self.cudnn, self.efficient
         return dict(zip(("flash", "cudnn", "efficient"), shares, strict=True))[kernel]
 
-    def clocked(self, backward: bool) -> float:
-        """Operations of FlashAttention-2 a clock of a multiprocessor, which limit it as well."""
+    def clocked(self, kernel: str, backward: bool) -> float:
+        """Operations a clock of a multiprocessor with Ampere's instructions, which limit it too."""
+        if kernel == "efficient":
+            return self.efficient_by_clock_backward if backward else self.efficient_by_clock
         return self.by_clock_backward if backward else self.by_clock
 
 
@@ -199,12 +203,8 @@ class Bus:
 class Host:
     """What issuing costs: seconds of an operation, shares of them for others, waits."""
 
-    operation: float = _assumed(
-        "host",
-        12e-6,
-        "seconds of an operation in a forward pass that keeps a graph; of the eleven machines on "
-        "which a step told it one is faster",
-    )
+    # Seconds of an operation in a forward pass that keeps a graph.
+    operation: float = _calibrated("host", 22e-6, f"the median of {ELEVEN_HOSTS}")
     # A B300's trace (AMD-AGI/TraceLens) has elementwise operations of 6.6 to 7.6 us, too.
     fast: float = _calibrated("a fast host", 6e-6, f"the fastest of {ELEVEN_HOSTS}")
     typical: float = _calibrated("a typical host", 22e-6, f"the median of {ELEVEN_HOSTS}")
@@ -255,8 +255,8 @@ class Ranges:
 
     card_fastest: float = _calibrated("card, fastest", 0.75, FIRST_ROWS)
     card_slowest: float = _calibrated("card, slowest", 1.6, FIRST_ROWS)
-    host_fastest: float = _calibrated("host, fastest", 0.4, FIRST_ROWS)
-    host_slowest: float = _calibrated("host, slowest", 2.1, FIRST_ROWS)
+    host_fastest: float = _calibrated("host, fastest", 0.25, f"the fastest of {ELEVEN_HOSTS}")
+    host_slowest: float = _calibrated("host, slowest", 1.6, f"the slowest of {ELEVEN_HOSTS}")
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ class _Step:
             issue *= self.host.view
             kind = "wait" if op.kind == "wait" else ""
             return Row(self.phases[op.phase], kind, 0.0, issue)
-        key = op.kind, op.work, op.moved, op.tensors
+        key = op.kind, op.work, op.moved, op.tensors, op.name
         if key not in self.known:
             self.known[key] = self.kernels.seconds(op)
         issue += host * op.tensors * self.host.listed_tensor

@@ -33,6 +33,13 @@ class Kernels:
             "norms": traffic.norms * card.bandwidth,
             "scatter": min(stream, traffic.scatter * self.clocks),
         }
+        # How often what counts as read and written is: a loss reads a number of each row.
+        self.passes = {
+            "_log_softmax": traffic.log_softmax,
+            "_log_softmax_backward_data": traffic.log_softmax_backward,
+            "nll_loss_forward": 0,
+            "nll_loss_backward": traffic.loss_backward,
+        }
 
     def type(self, kind: str) -> str:
         """The type in which this card runs a product: tf32 where that is wanted and known."""
@@ -105,8 +112,10 @@ class Kernels:
         if work.type == "fp32" and self.card.rates.get("tf32"):
             peak = self.rate("tf32") / known.tf32_passes
         rate = peak * known.share(work.kernel, work.backward)
-        if work.kernel == "flash":  # with Ampere's instructions: on later cards it goes by clocks
-            rate = min(rate, known.clocked(work.backward) * self.clocks)
+        if work.kernel != "cudnn":  # with Ampere's instructions: on later cards it goes by clocks
+            clocked = known.clocked(work.kernel, work.backward) * self.clocks
+            # Those of tf32 are half as fast as those of 16 bits.
+            rate = min(rate, clocked / (2 * known.tf32_passes) if work.type == "fp32" else clocked)
         return work.flops / rate
 
     def bus(self, moved: int) -> float:
@@ -123,7 +132,8 @@ class Kernels:
         """The kind of limit, of `cost.KINDS`, and the seconds on the card."""
         if op.kind == "bus":
             return "copies", self.bus(op.moved)
-        bytes_only = op.moved / self.rates.get(op.kind, self.rates["stream"])
+        rate = self.rates.get(op.kind, self.rates["stream"])
+        bytes_only = op.moved * self.passes.get(op.name, 1) / rate
         kind, needed, turned, kernels = "memory traffic", 0.0, 0, 1
         if op.kind == "product":
             kind, needed = "matrix products", sum(self.product(*shape[:6]) for shape in op.work)

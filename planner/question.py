@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from helpers import hardware, own_data, workloads
-from helpers.hardware import GPU, data_file, gib, supports
+from helpers.hardware import GIB, GPU, data_file, gib, supports
 from helpers.prediction import CONTEXT
 from helpers.runs import load
 from helpers.settings import why_no_liger
@@ -176,18 +176,33 @@ def known_cards() -> list[GPU]:
 def find_card(name: str) -> GPU:
     """A card of `data/gpus.csv`, or so much memory, such as "24GiB".
 
-    Of memory alone the speed is that of the card nearest to it whose rates are known.
+    Of memory alone the speed is that of another card (`as_fast_as`).
     """
     if size := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:G|GB|GiB)", str(name), re.IGNORECASE):
         memory = int(float(size[1]) * 2**30)
-        timed = (card for card in known_cards() if card.facts["bf16_tflops"])
-        near = min(timed, key=lambda card: abs(card.memory - memory))
+        near = as_fast_as(memory)
         asked = f"a card of {gib(memory)} as fast as the {near.name}"
         return replace(near, memory=memory, context=None, facts=near.facts | {"asked": asked})
     card = hardware.gpu(name)
     if not supports("fp16", card):
         raise ValueError(f"{card.name} has no hardware for 16 bits: the recipes rest on it")
     return replace(card, facts=card.facts | {"asked": card.name})
+
+
+def as_fast_as(memory: int) -> GPU:
+    """The card whose speed stands for that of a card of which only the memory is known.
+
+    Of those whose rates are known it is the nearest in whole GiB. Of several it is the slowest, so
+    that no more is promised than each of them keeps. The atlas takes the same one.
+    """
+    rates = "bf16_tflops", "bandwidth_gb_s", "sms"
+    timed = [card for card in known_cards() if all(card.facts[name] for name in rates)]
+
+    def order(card: GPU) -> tuple:
+        away = abs(round(card.memory / GIB) - round(memory / GIB))
+        return away, card.facts["bf16_tflops"]
+
+    return min(timed, key=order)
 
 
 def blind_margin() -> float:

@@ -25,6 +25,8 @@ MODELS = page.models()
 MOST_BYTES = 5 * 2**20  # of all files
 # What 19 of 20 points may be off, as a share; the page states what they are.
 USUAL = {"allocated_mib": 0.01, "reserved_mib": 0.03, "seconds": 0.005}
+# Of those whose gradients are added to what is reserved (`check.added`), the worst.
+ADDED = 0.08
 LEAST_POINTS = 20
 
 
@@ -74,8 +76,11 @@ def test_points_are_bytes_that_add_up_and_seconds_of_each_card(model):
 def test_the_sample_lies_as_near_to_full_predictions_as_is_said():
     errors = check.errors().abs()
     assert len(errors) >= LEAST_POINTS
+    added = check.added()
+    assert errors["reserved_mib"][added].max() <= ADDED
     for what, bound in USUAL.items():
-        assert errors[what].quantile(0.95) <= bound, what
+        told = errors[what][~added] if what == "reserved_mib" else errors[what]
+        assert told.quantile(0.95) <= bound, what
 
 
 def test_the_sample_is_drawn_from_the_atlas_and_holds_what_stands_there():

@@ -107,8 +107,8 @@ def test_a_vector_and_whole_rows_are_only_read():
 def test_copies_take_a_share_of_the_bandwidth_by_generation():
     moved = {"moved": 10**9}
     known = CONSTANTS.traffic
-    a100, other = known.a100_stream, known.other_stream
-    for capability, share in (((8, 0), a100), ((9, 0), a100), ((7, 5), other)):
+    a100, hopper, other = known.a100_stream, known.hopper_stream, known.other_stream
+    for capability, share in (((8, 0), a100), ((9, 0), hopper), ((7, 5), other)):
         card = replace(A100, capability=capability)
         seconds = cost.Kernels(card).seconds(rows("stream", **moved)[0])[1]
         by_hand = 1e9 / (share * card.bandwidth) + known.kernel
@@ -310,16 +310,16 @@ def test_a_compiler_cannot_do_without_products_and_update():
 
 def test_fused_moves_fewer_bytes_than_lists():
     def loss(layer):
-        return layer(torch.zeros(1, 2048)).sum()
+        return layer(torch.zeros(1, 4096)).sum()
 
     def adam(fused):
         return lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, fused=fused or None)
 
-    fused, listed = (time_of(stepping(loss, 2048, adam(on))) for on in (True, False))
+    fused, listed = (time_of(stepping(loss, 4096, adam(on))) for on in (True, False))
     update = [found.phases["optimizer step"] * found.step_seconds for found in (fused, listed)]
     assert update[1] > 1.5 * update[0]
     # Weights and both states are read and written, gradients read.
-    assert update[0] == pytest.approx(7 * 4 * 2048**2 / (0.87 * 1.555e12), rel=0.3)
+    assert update[0] == pytest.approx(7 * 4 * 4096**2 / (0.87 * 1.555e12), rel=0.3)
 
 
 def leaf(*shape, dtype=torch.float32):

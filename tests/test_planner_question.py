@@ -31,6 +31,19 @@ def test_a_card_without_bf16_gets_fp16_where_gradients_can_be_unscaled(decoder):
     assert "bf16" not in question(decoder).settings(Plan.named("full in bf16"), 2)
 
 
+def test_of_cards_as_near_the_slowest_whose_rates_are_known_stands_for_a_size():
+    names = {size: find_card(f"{size}GiB").name for size in (8, 12, 16, 24, 48, 64, 80)}
+    assert names == {
+        8: "RTX 4060 Laptop",
+        12: "RTX 3060",  # and not the RTX 4070 or 5070
+        16: "RTX 4060 Ti 16GB",
+        24: "RTX 3090",  # and not the RTX 4090
+        48: "RTX A6000",
+        64: "RTX A6000",  # as near as cards of 80 GiB, and slower
+        80: "A100-80GB",
+    }
+
+
 def test_memory_alone_is_a_card_as_fast_as_the_nearest():
     card = find_card("23.5 GB")
     assert card.memory == 23.5 * GIB and card.context is None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from evidence.atlas import page
 from planner import recorded
 from planner.answer import ORDERS, ordered
 from planner.command import main
@@ -165,6 +166,12 @@ def test_the_smallest_is_of_each_kind_what_needs_least():
     assert ORDERS["smallest"] in str(found)
     # All ways are asked for then, and of these one with Liger's kernels could not be recorded.
     assert recorded.fit(*ASKED, "smallest") is None
+
+
+@pytest.mark.parametrize("size", page.SIZES)
+def test_a_size_is_as_fast_as_the_same_card_in_the_atlas_and_in_the_search(size):
+    index = recorded.read(recorded.PLANNER)["index"]
+    assert recorded._card(index, f"{size}GiB")["like"] == find_card(f"{size}GiB").name
 
 
 @pytest.mark.parametrize("card, length, batch", [("8GiB", 2048, 8), ("12GiB", 2048, 1)])

@@ -15,6 +15,7 @@ from evidence.atlas import table
 from evidence.runs import Job
 from evidence.tables import DATA, replace_file, today
 from helpers.hardware import cards, versions
+from planner.techniques import Plan
 
 SET = "atlas-check"
 MiB = 2**20
@@ -97,6 +98,14 @@ def write(results: dict[Job, dict], path: Path = PREDICTED) -> None:
     columns = [*KEY, *(f"{who}_{name}" for name in WHAT for who in ("atlas", "full"))]
     table_ = pd.DataFrame(list(rows.values()))
     replace_file(path, table_[[*columns, "torch", "transformers", "date", "code_hash"]])
+
+
+def added(path: Path = PREDICTED) -> pd.Series:
+    """Of each point whether what is reserved was added up: a step of several micro-batches in which
+    all weights learn (`points.several`). Of others the allocator's model was asked."""
+    sample = pd.read_csv(path)
+    adapters = sample["recipe"].map(lambda name: Plan.named(name).kind.adapters)
+    return (sample["accumulation"] > 1) & ~adapters
 
 
 def errors(path: Path = PREDICTED) -> pd.DataFrame:

@@ -122,7 +122,7 @@ class Pace:
 
     def _seconds(self, op: Operation, programs: int | None = None) -> np.ndarray:
         """Of each card. Where few programs run, most of its multiprocessors move nothing."""
-        key = op.kind, op.work, op.moved, op.tensors, programs
+        key = op.kind, op.work, op.moved, op.tensors, op.name, programs
         if key not in self.known:
             found = []
             for kernel in self.kernels:

@@ -7,7 +7,7 @@ The page "Will it fit?" and `onegpu fit` read it (`planner.recorded`). The code 
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from evidence.atlas import table
 from evidence.atlas.points import FAMILIES, FULL, LENGTHS, MICRO_BATCHES, TOKENS, MiB
@@ -16,7 +16,7 @@ from helpers.hardware import supports
 from helpers.prediction import CONTEXT
 from planner import recorded, search
 from planner.answer import ORDERS
-from planner.question import SMALL_LOGITS, Question, ask, blind_margin, known_cards
+from planner.question import SMALL_LOGITS, Question, ask, blind_margin, find_card, known_cards
 from planner.script import script
 from planner.techniques import CHUNKED_LOSS, KINDS, LIGER, ON_THE_HOST, SMALLEST, WAYS, Plan
 
@@ -70,16 +70,11 @@ def timed_cards() -> set[str]:
 
 
 def named_cards() -> list[Named]:
-    """The cards that the planner knows, the smallest first, then sizes: as fast as the nearest card
-    whose seconds are recorded."""
+    """The cards that the planner knows, the smallest first, then sizes."""
     found, timed = [], timed_cards()
-    near = [card for card in known_cards() if card.name in timed and supports("bf16", card)]
     sizes = [f"{n}GiB" for n in SIZES]
     for name in [*(card.name for card in known_cards() if supports("fp16", card)), *sizes]:
-        card = search.ask("gpt2", name).card
-        if name in sizes and near:
-            like = min(near, key=lambda known: abs(known.memory - card.memory))
-            card = replace(like, memory=card.memory, context=None)
+        card = find_card(name)
         found.append(
             Named(
                 name,

@@ -87,7 +87,7 @@ def test_a_model_is_found_by_its_id_and_a_card_by_its_memory():
         ("qwen3-0.6b", "B200", 1024, 8),
         ("qwen3-0.6b", "23GiB", 1024, 8),
         ("qwen3-0.6b", "no card", 1024, 8),
-        ("qwen3-0.6b", "RTX 3060", 1024, 8),  # its rates are known, its seconds not recorded
+        ("qwen3-0.6b", "H100", 1024, 8),  # its rates are known, its seconds not recorded
         ("mistral-7b", "A100-80GB", 4096, 1),  # as long as its window of attention
         ("qwen3-0.6b", "T4", 1024, 8),  # the chunked loss is not recorded there
         ("qwen3-8b", "8GiB", 4096, 1),  # nothing fits: the search says what would
@@ -174,7 +174,7 @@ def test_a_size_is_as_fast_as_the_same_card_in_the_atlas_and_in_the_search(size)
     assert recorded._card(index, f"{size}GiB")["like"] == find_card(f"{size}GiB").name
 
 
-@pytest.mark.parametrize("card, length, batch", [("8GiB", 2048, 8), ("12GiB", 2048, 1)])
+@pytest.mark.parametrize("card, length, batch", [("8GiB", 2048, 8), ("RTX 3080", 4096, 8)])
 def test_what_updates_in_backward_is_told_for_every_batch(card, length, batch):
     """Its micro-batches are steps by themselves, of which no row tells two."""
     found = recorded.fit("qwen3-0.6b", card, length, batch).recipes

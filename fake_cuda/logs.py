@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .allocator import Allocator, MiB
+from .allocator import Allocator, MiB, Pool
 
 ALLOC, FREE, SEGMENT_ALLOC, SEGMENT_FREE = 0, 2, 3, 4  # entries of other kinds change nothing
 BROKEN = (OSError, EOFError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
@@ -46,7 +46,7 @@ class Placed(Allocator):
         for address, after in pairwise(edges):
             size, small = areas[start := self.start_of(address)]
             if address < start + size:  # else it lies between two segments
-                self.put(address + start, after - address, small, address not in blocks)
+                self.put(address + start, after - address, Pool(small), address not in blocks)
         self.where = {address: address + self.start_of(address) for address in blocks}
         self.reserved = self.peak = sum(size for size, _ in areas.values())
 

@@ -209,6 +209,7 @@ class Work:
         """The host asks for a value. Adam's step counters are on the CPU: nobody waits for them."""
         if trace.phases[-1] != "optimizer step":
             self.add(trace, "forward", "wait")
+            trace.streams.host_waits()
 
     def copy(self, tensor, trace) -> None:
         """A tensor goes to the host's memory or comes back."""

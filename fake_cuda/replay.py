@@ -1,7 +1,8 @@
 """What a trace saw, replayed through the allocator's model: peaks, categories, timeline."""
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from . import cost
 from .allocator import Allocator
+from .streams import Reusable
 from .trace import CATEGORIES, EMPTY_CACHE, HOST
 
 # oneDNN lays inputs, weights and results out anew for its kernels (its developer guide, "Memory
@@ -101,12 +103,20 @@ class Events(NamedTuple):
 
     `events` are births i, deaths ~i, and as text phases or that the cache was emptied; `kinds` and
     `sizes` are those of storage i. The run counts from event `since` on: memory had run out before.
+    `made_on` is the stream of storage i, and `late` are those that wait for others when they die.
     """
 
-    events: Sequence[int | str]
+    events: Sequence[int | str | Reusable]
     kinds: Sequence[str]
     sizes: Sequence[int]
     since: int
+    made_on: Sequence[int] = ()
+    late: frozenset[int] = frozenset()
+
+    @property
+    def several_streams(self) -> bool:
+        """Whether something is made on another stream than the usual one."""
+        return any(self.made_on)
 
 
 class Log(NamedTuple):
@@ -115,6 +125,8 @@ class Log(NamedTuple):
     entries: list[Entry]
     phases: list[PhaseStart]  # their rows count from the run's begin
     rows: list[int]  # of each event: how many entries precede it
+    reusable: Mapping[int, list[int]]  # how many entries precede it: what waits no more for streams
+    built: int  # how many entries build the model, where they count
 
 
 def step_ends(names: Sequence[str]) -> list[int]:
@@ -124,25 +136,33 @@ def step_ends(names: Sequence[str]) -> list[int]:
 
 
 def _log(seen: Events) -> Log:
-    """What is left of the events: without the host's memory, and what dies as a model is built."""
+    """What is left of the events: without the host's memory, and what dies as a model is built.
+
+    The run takes the blocks that building leaves. But those of one stream are of no use to another,
+    so that where there are several, what is built counts for what is reserved.
+    """
     events = seen.events
     start = events.index("forward") if "forward" in events else 0
     dead = {~e for e in events[:start] if isinstance(e, int) and e < 0}  # building is not the run
-    entries, phases, rows = [], [], []
+    if seen.several_streams:
+        dead = set()
+    entries, phases, rows, reusable = [], [], [], defaultdict(list)
     for at, event in enumerate(events):
         rows.append(len(entries))
         if event == EMPTY_CACHE:
             entries.append(Entry(-1, 0))
         elif isinstance(event, str):
             phases.append(PhaseStart(len(entries) + 1, event))
+        elif isinstance(event, Reusable):
+            reusable[len(entries)].append(event.storage)
         else:
             i, sign = (event, 1) if event >= 0 else (~event, -1)
             if seen.sizes[i] and seen.kinds[i] != HOST and (at >= start or i not in dead):
                 entries.append(Entry(i, sign * seen.sizes[i]))
-    return Log(entries, phases, rows)
+    return Log(entries, phases, rows, reusable, rows[start] if seen.several_streams else 0)
 
 
-def _bytes(log: Log, kinds: Sequence[str], since: int, cuda: bool) -> tuple[np.ndarray, int]:
+def _bytes(log: Log, seen: Events, since: int, cuda: bool) -> tuple[np.ndarray, int]:
     """Bytes [entries + 1, categories] before the first and after each entry, and the allocator's
     peak since entry `since`. CUDA counts a tensor's whole block, with what it does not split off.
     """
@@ -150,22 +170,27 @@ def _bytes(log: Log, kinds: Sequence[str], since: int, cuda: bool) -> tuple[np.n
     change = np.zeros((len(log.entries) + 1, len(CATEGORIES)), dtype=np.int64)
     allocator, taken = Allocator(), {}
     for at, (i, size) in enumerate(log.entries, start=1):
-        if at == since:  # memory had run out
+        if at == since:  # memory had run out, or the model is built
             allocator.peak = allocator.reserved
         if cuda:
-            allocator.step(i, size)
+            for waited in allocator.waiting.intersection(log.reusable.get(at - 1, ())):
+                allocator.release(waited)
+            if size < 0 and i in seen.late:
+                allocator.wait(i)
+            else:
+                allocator.step(i, size, seen.made_on[i] if size > 0 and seen.made_on else 0)
         if size > 0:
             taken[i] = allocator.blocks[allocator.where[i]][0] if cuda else size
         if size:
-            change[at, column[kinds[i]]] = math.copysign(taken[i], size)
+            change[at, column[seen.kinds[i]]] = math.copysign(taken[i], size)
     return change.cumsum(axis=0), allocator.peak
 
 
 def replay(seen: Events, cuda: bool) -> tuple[Simulation, np.ndarray]:
     """The simulation, without a time; and of each event the row of the timeline it leads to."""
     log = _log(seen)
-    since = log.rows[seen.since] if seen.since else 0
-    now, reserved = _bytes(log, seen.kinds, since, cuda)
+    since = max(log.rows[seen.since] if seen.since else 0, log.built)
+    now, reserved = _bytes(log, seen, since, cuda)
     top = since + int(now[since:].sum(axis=1).argmax())
     phases = log.phases
     ends = step_ends([name for _, name in phases])

@@ -93,7 +93,8 @@ def _seen(trace: Trace) -> tuple[Events, list[str]]:
     if trace.refused:
         raise trace.refused
     events, kinds = trace.so_far()
-    return Events(events, kinds, trace.size, trace.since), list(trace.phases)
+    made_on, late = trace.streams.made_on, frozenset(trace.streams.late)
+    return Events(events, kinds, trace.size, trace.since, made_on, late), list(trace.phases)
 
 
 def _found(

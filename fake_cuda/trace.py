@@ -1,7 +1,5 @@
 """What every tensor of a run is for, and when it is born and dies."""
 
-import functools
-import sys
 import weakref
 from itertools import groupby
 
@@ -11,12 +9,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .card import Card
+from .engine import ZEROS, alone, in_place
 from .here import Here
 from .launches import Count, Counts
 from .operations import EQUAL_SHARES, Work, in_backward
 from .refusals import GPU, READS_KERNEL, NotSimulated
 from .scratch import PRODUCTS, scratch, workspace
 from .shards import parts, wraps
+from .streams import Reusable, Streams
 from .values import CHOICES, MASKED, compute, keep, known, run
 from .versions import Versions, chosen
 
@@ -24,49 +24,6 @@ aten, DEVICE = torch.ops.aten, torch.ops.prim.device.default
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
 HOST = "host"  # a storage in the CPU's memory: not one byte of the GPU's
 BUILDING, EMPTY_CACHE = "building the model", "empty cache"
-
-
-# Formulas of gradients write into fresh zeros, but into a copy of them where tensors are fake
-# (areAnyTensorSubclassLike in torch/csrc/autograd/FunctionsManual.cpp).
-INTO_ZEROS = {
-    aten.scatter.src: aten.scatter_.src,
-    aten.scatter.value: aten.scatter_.value,
-    aten.scatter_add.default: aten.scatter_add_.default,
-    aten.index_put.default: aten.index_put_.default,
-    aten.index_add.default: aten.index_add_.default,
-    aten.masked_scatter.default: aten.masked_scatter_.default,
-}
-ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
-
-
-def _holders(tensor) -> tuple[int, int]:
-    """How many hold a tensor, and how many its storage."""
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-
-
-@functools.cache
-def _alone() -> tuple[int, int]:
-    """The holders of a gradient that nobody but autograd's engine has, as a dispatch sees them.
-
-    An experiment finds them: two gradients of `x` are added up, and the first is of that kind.
-    """
-    seen = []
-
-    class Adds(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is aten.add.Tensor:
-                seen.append(_holders(args[0]))
-            return func(*args, **(kwargs or {}))
-
-    with torch.enable_grad(), Adds():
-        x = torch.zeros(2, requires_grad=True) * 2
-        (x * x.sigmoid()).sum().backward()
-    if not seen:
-        raise RuntimeError(
-            f"torch {torch.__version__} adds gradients in a way that is not seen here: take a "
-            "version of constraints.txt"
-        )
-    return seen[0]
 
 
 class Trace(TorchDispatchMode):
@@ -81,7 +38,8 @@ class Trace(TorchDispatchMode):
         super().__init__()
         self.cuda, self.card = card is not None, card
         self.versions, self.here = versions or chosen(), here or Here()
-        self.threads: set[bool] = set()  # with a workspace of cuBLAS: the forward's, the backward's
+        # With a workspace of cuBLAS: whether it is the backward's thread, and which stream.
+        self.threads: set[tuple[bool, int]] = set()
         self.autocasts: list[bool] = []  # those around this moment, and whether they are on
         self.fp16 = False  # whether bf16 stands for it
         self.refused: Exception | None = None  # what the run did since the last operation
@@ -94,7 +52,7 @@ class Trace(TorchDispatchMode):
         self.born: list[int] = []  # the number of the phase in which a storage is born
         self.phases = [BUILDING]
         # i: storage i is born, ~i: it dies; text: a phase begins, or the cache is emptied.
-        self.events: list[int | str] = []
+        self.events: list[int | str | Reusable] = []
         self.since = 0  # the event from which on the run counts: memory had run out before
         self.root: object = None  # the module that is called first; where its passes begin
         self.passes: list[int] = []  # numbers of operations
@@ -102,7 +60,8 @@ class Trace(TorchDispatchMode):
         self.zeros: int | None = None  # the last operation's result, if that was zeros
         self.counts = Counts()
         self.work = Work()
-        _alone()  # which no mode may disturb
+        self.streams = Streams(self.events, self.work.operations, card)
+        alone()  # which no mode may disturb
 
     def empty_cache(self, *_) -> None:
         self.events.append(EMPTY_CACHE)
@@ -154,7 +113,7 @@ class Trace(TorchDispatchMode):
         i = self.ids.pop(key, None)
         if i is None:  # it had a number on the host before, and has died by that of the card
             return
-        self.events.append(~i)
+        self.streams.free(i)
         if self.kind[i] is None:  # what outlives its forward pass is an activation
             left = self.born[i] < len(self.phases) - 1
             kept = left and self.phases[self.born[i]] == "forward"
@@ -164,11 +123,11 @@ class Trace(TorchDispatchMode):
         """FSDP gives the memory of gathered weights back and takes it anew, in one storage."""
         i = self.ids.get(storage._cdata)
         if i is not None and self.size[i] != storage.nbytes():
-            self.events.append(~i)
+            self.streams.free(i)
             self.kind[i] = self.kind[i] or "temporaries"
             self.ids[storage._cdata] = self.add(storage.nbytes(), self.kind[i])
 
-    def so_far(self) -> tuple[list[int | str], list[str]]:
+    def so_far(self) -> tuple[list[int | str | Reusable], list[str]]:
         """The events until now, and the category of each storage."""
         # Scales of quantized weights stand since before the first forward pass; so do some scalars.
         stays = [
@@ -199,7 +158,7 @@ class Trace(TorchDispatchMode):
         if in_backward():
             self.phase("backward")
             if not torch.is_grad_enabled():
-                func = self.in_place(func, args) or func
+                func = in_place(func, args, self.zeros) or func
         self.convolves |= func is aten.convolution.default
         if func in MASKED:
             args = args[0], [n for index in args[1] for n in self.numbers(index)], *args[2:]
@@ -261,7 +220,7 @@ class Trace(TorchDispatchMode):
 
     def inside(self, func, args) -> None:
         """What a kernel allocates for itself."""
-        thread = in_backward()
+        thread = in_backward(), self.streams.now
         if func in PRODUCTS and thread not in self.threads:
             self.threads.add(thread)
             self.add(workspace(self.card.capability, self.versions), "temporaries")
@@ -275,26 +234,6 @@ class Trace(TorchDispatchMode):
         self.size.append(size)
         self.born.append(len(self.phases) - 1)
         self.kind.append(kind)
+        self.streams.born()
         self.events.append(i)
         return i
-
-    def in_place(self, func, args):
-        """What the engine and formulas of gradients do in place with all but fake tensors.
-
-        A hack: who calls a dispatch is read from Python's frames. The engine's own additions have
-        `torch.autograd.graph`, from which backward was started, right below this one; a backward
-        written in Python has its own. Where torch puts a frame of another module between, or moves
-        `backward`, nothing is done in place, and gradients that are added up are counted twice:
-        tests/test_real_runs.py holds it to what a real run needs. `_alone` says which gradients
-        nobody else holds, by torch's counts of references.
-        """
-        caller = sys._getframe(2)
-        while caller.f_globals.get("__name__") in ("torch._compile", "torch._dynamo.eval_frame"):
-            caller = caller.f_back  # around every dispatch to Python
-        if caller.f_globals.get("__name__") != "torch.autograd.graph":
-            return None  # a backward written in Python, or by torch's compiler
-        if func is aten.add.Tensor:  # two gradients of one tensor (autograd/input_buffer.cpp)
-            old = args[0]
-            alone = old.dtype == torch.result_type(*args) and _holders(old) == _alone()
-            return aten.add_.Tensor if alone else None
-        return INTO_ZEROS.get(func) if id(args[0]) == self.zeros else None

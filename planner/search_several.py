@@ -72,8 +72,8 @@ class TooLong(ValueError):
 def cut_margin() -> float:
     """By how much 19 of 20 ranks of cut weights needed no more than was first predicted.
 
-    A share of the prediction, of memory that was reserved: what is gathered on a stream of its own
-    is kept apart by the allocator, and the simulation knows one stream.
+    A share of the prediction, of memory that was reserved. The allocator's model knew one stream
+    then, and knows several since: so this is more than is needed, until other rows are blind.
     """
     keys = ["set", "run", "quantity"]
     blind = load("blind_several_cards").merge(load("several_cards")[[*keys, "measured"]], on=keys)

@@ -12,6 +12,7 @@ import pytest
 from torch.cuda._memory_viz import segsum
 
 from fake_cuda import Allocator, MiB
+from fake_cuda.allocator import Pool
 from fake_cuda.logs import ALLOC, FREE, SEGMENT_ALLOC, SEGMENT_FREE, Log, Placed, read_log
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "cuda_logs"
@@ -67,7 +68,7 @@ def test_undone_from_its_end_a_log_gives_its_beginning(name):
     start = log(name).start()
     assert start.reserved + sum(size for _, size in log(name).segments) == log(name).reserved
     assert (start.reserved == start.allocated == 0) == (name in EMPTY_AT_FIRST)
-    small = [size for size, _ in start.free[False] if size <= MiB]
+    small = [size for size, _ in start.free[Pool(small=False)] if size <= MiB]
     assert small == []  # torch splits off no block that is so small
 
 
@@ -96,7 +97,7 @@ def test_the_log_whose_901_blocks_lay_elsewhere():
         if not is_free and 4 * MiB < size <= 5 * MiB and address + size in start.blocks
     ]
     assert (960 * 1024, True) in kept
-    assert (20 * MiB) in [size for size, _ in start.free[False]]
+    assert (20 * MiB) in [size for size, _ in start.free[Pool(small=False)]]
 
 
 def test_a_replay_can_stop_on_the_way():

@@ -28,12 +28,12 @@ from fake_cuda import (
     MiB,
     NotSimulated,
     Versions,
+    engine,
     refusals,
     rules_of,
     scratch,
     simulate,
     simulation,
-    trace,
 )
 from fake_cuda.values import known
 from helpers import predict
@@ -830,9 +830,9 @@ def test_partial_sums(card, shape, dims, blocks):
 
 
 def test_gradients_that_are_added_up_unseen_are_an_error(monkeypatch):
-    monkeypatch.setattr(trace.aten, "add", torch.ops.aten.sub)
+    monkeypatch.setattr(engine.aten, "add", torch.ops.aten.sub)
     with pytest.raises(RuntimeError, match="adds gradients in a way that is not seen here"):
-        trace._alone.__wrapped__()
+        engine.alone.__wrapped__()
 
 
 def test_the_example_of_simulate_runs():

@@ -20,7 +20,7 @@ def caches(trace: Trace) -> Iterator[None]:
         *([(trainer, "clear_device_cache", trace.empty_cache)] if trainer else []),
         (torch.cuda, "empty_cache", trace.empty_cache),
         (torch.accelerator, "empty_cache", trace.empty_cache),
-        (torch.cuda, "synchronize", lambda *_: trace.work.wait(trace)),
+        (torch.cuda, "synchronize", lambda *_, **__: trace.work.wait(trace)),
         (torch.cuda, "reset_peak_memory_stats", lambda *_: None),
     ):
         yield

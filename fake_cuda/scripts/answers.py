@@ -6,7 +6,6 @@ lessons' tests (tools/shared/pretended), whose tensors are real and lie on the C
 """
 
 import inspect
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -21,6 +20,8 @@ from ..allocator import Allocator, MiB
 from ..card import Card
 from ..choices.triton import SHARED
 from ..scratch import THREADS
+from ..streams import Streams
+from .queues import queues
 
 # CUDA of the wheels of today's torch, and what they are built for (torch's release notes).
 VERSION = "13.0"
@@ -39,7 +40,6 @@ PLACES += (torch.accelerator, torch.accelerator.memory)
 KEPT = {"memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"}
 KEPT |= {"memory_cached", "max_memory_cached", "memory_summary"}
 KEPT |= {"get_device_name", "get_device_capability", "range"}
-CUDA = torch.device("cuda", 0)
 STATE = torch.zeros(16, dtype=torch.uint8)  # of the card's generator: its seed and its offset
 
 
@@ -58,6 +58,7 @@ class Memory(Allocator):
         self.total, self.taken = total, taken
         self.limit = total - taken if limited else None  # bytes reserved at most
         self.most = self.retries = self.ran_out = 0  # allocated bytes; how often it was full
+        self.streams = Streams([])
 
     def now(self) -> "Memory":
         """Its present state, which one that is behind catches up with first."""
@@ -66,9 +67,9 @@ class Memory(Allocator):
     def gave_up(self, i: int) -> None:
         """It runs out: there is no room for this tensor."""
 
-    def malloc(self, i: int, size: int) -> None:
+    def malloc(self, i: int, size: int, stream: int = 0) -> None:
         peak = self.peak
-        super().malloc(i, size)
+        super().malloc(i, size, stream)
         if self.limit is not None and self.reserved > self.limit:
             self.empty_cache()
             self.retries += 1
@@ -120,48 +121,6 @@ class Anything(nullcontext):
         return lambda *_, **__: 1.0
 
 
-def done(*_, **__) -> None:
-    """What a queue is asked to do or to wait for, it has done."""
-
-
-class Event:
-    """A mark in a stream, which that has come past already; its time is this machine's."""
-
-    device, cuda_event, at = CUDA, 0, 0.0
-    __init__ = wait = synchronize = done
-
-    def record(self, *_) -> None:
-        self.at = time.perf_counter()
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, other) -> float:
-        return 1000 * (other.at - self.at)
-
-
-class Stream:
-    """A queue of work that is done at once."""
-
-    device, device_index = CUDA, 0
-    cuda_stream = stream_id = priority = 0
-    __init__ = __exit__ = synchronize = wait_event = wait_stream = done
-
-    def __enter__(self):
-        return self
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def record_event(self, event=None):
-        event = event or torch.cuda.Event()
-        event.record(self)
-        return event
-
-
 def answers(card: Card, memory: Memory) -> dict:
     """By the name of a function of `PLACES`: its answer, or what is called in its place."""
     ampere = card.capability >= (8, 0)
@@ -172,8 +131,7 @@ def answers(card: Card, memory: Memory) -> dict:
     told |= dict(current_accelerator=lambda *_, **__: torch.device("cuda"))
     told |= dict(is_bf16_supported=lambda including_emulation=True: including_emulation or ampere)
     told |= dict(is_tf32_supported=ampere, get_sync_debug_mode=0, current_blas_handle=0)
-    told |= dict.fromkeys(("current_stream", "default_stream"), lambda *_, **__: Stream())
-    told |= dict(stream=lambda stream: stream or Stream(), cudart=Anything)
+    told |= queues(memory.streams) | dict(cudart=Anything)
     told |= dict(is_current_stream_capturing=False, graph_pool_handle=(0, 1))
     told |= dict(get_rng_state=lambda *_, **__: STATE.clone(), can_device_access_peer=False)
     told |= dict(get_rng_state_all=lambda: [STATE.clone()])
@@ -202,7 +160,8 @@ def patches(told: dict) -> Iterator[tuple]:
             own = inspect.isfunction(function) and name not in KEPT
             if own and function.__module__.startswith(("torch.", "fake_cuda.")):
                 yield owner, name, _says(told.get(name))
-    kinds = dict(Stream=Stream, Event=Event, device=Anything, device_of=Anything)
+    kinds = dict(Stream=told["Stream"], Event=told["Event"])
+    kinds |= dict(device=Anything, device_of=Anything)
     yield from ((torch.cuda, name, kind) for name, kind in kinds.items())
     yield torch.version, "cuda", VERSION
 
@@ -239,7 +198,7 @@ def statistics(memory: Memory) -> dict:
     """As memory_stats_as_nested_dict: what the allocator's model knows; other numbers are 0."""
     zeros = ("current", "peak", "allocated", "freed")
     found = {name: {pool: dict.fromkeys(zeros, 0) for pool in POOLS} for name in COUNTED}
-    used = [(size, small) for size, small, is_free in memory.blocks.values() if not is_free]
+    used = [(size, pool.small) for size, pool, is_free in memory.blocks.values() if not is_free]
     for name in ("allocated_bytes", "active_bytes", "requested_bytes"):
         _count(found[name]["all"], memory.allocated, memory.most)
         for pool, is_small in (("small_pool", True), ("large_pool", False)):

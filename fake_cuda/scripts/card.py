@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ..streams import Reusable
 from ..trace import EMPTY_CACHE, HOST, Trace
 from ..versions import CUDNN
 from .answers import Memory, answers, patches
@@ -21,6 +22,7 @@ class MemoryOfTrace(Memory):
     def __init__(self, trace: Trace, total: int, taken: int, limited: bool, forget=lambda: None):
         super().__init__(total, taken, limited)
         self.trace, self.forget, self.seen, self.pending = trace, forget, 0, False
+        self.streams = trace.streams
 
     def now(self) -> "MemoryOfTrace":
         while self.seen < len(self.trace.events):
@@ -28,12 +30,15 @@ class MemoryOfTrace(Memory):
             self.seen += 1
             if event == EMPTY_CACHE:
                 self.empty_cache()
+            elif isinstance(event, Reusable):
+                if event.storage in self.waiting:
+                    self.release(event.storage)
             elif isinstance(event, int) and ~event in self.where:
-                self.release(~event)
+                (self.wait if ~event in self.streams.late else self.release)(~event)
             elif isinstance(event, int) and event >= 0 and self.trace.kind[event] != HOST:
                 if self.pending:
                     self.trace.since, self.pending = at, False
-                self.malloc(event, self.trace.size[event])
+                self.malloc(event, self.trace.size[event], self.streams.made_on[event])
         return self
 
     def gave_up(self, i: int) -> None:

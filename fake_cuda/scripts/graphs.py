@@ -78,7 +78,9 @@ class Captured:
                 trace.work.operations.append(Operation(*place, *op[2:]))  # quicker than _replace
                 op = next(again)
             if event in dead:  # what outlives the capture keeps its place
+                trace.streams.enter(trace.streams.made_on[event])
                 born[event] = trace.add(trace.size[event], trace.kind[event])
+                trace.streams.leave()
             elif isinstance(event, int) and ~event in born:
                 trace.events.append(~born.pop(~event))
             elif isinstance(event, str) and event not in ("", EMPTY_CACHE):

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from ..shards import wraps
+from ..streams import DEFAULT
 from ..trace import FakeTensor
 from ..values import MOST, known
 from . import bounds, mixed
@@ -105,7 +106,14 @@ class Moves(TorchFunctionMode):
                 return func(tensor, *args, **kwargs)
             waits, change = not soon, dict(dtype=dtype, memory_format=form)
             change = {k: v for k, v in change.items() if v is not None}
-        moved = self.upload if is_card(device) else self.download
+        carry = self.upload if is_card(device) else self.download
+
+        def moved(tensor):
+            found = carry(tensor)
+            if waits and found is not tensor:  # copy_kernel_cuda (ATen/native/cuda/Copy.cu)
+                self.where.trace.streams.host_waits()
+            return found
+
         if not change:
             return moved(tensor)
         if is_card(device) and waits:  # then the host converts
@@ -175,6 +183,8 @@ class Moves(TorchFunctionMode):
             bounds.check(where, func, args, kwargs, True)
         with where.to(asked, () if away else (args, kwargs)):
             out = func(*args, **kwargs)
+        if where.trace.streams.now != DEFAULT:
+            where.trace.streams.remember(out)
         return tree_map(self.upload, out) if card else out
 
 

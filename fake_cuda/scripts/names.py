@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ..shards import parts
 from .host import CPU, CUDA, Where
 from .moves import Moves, as_device, is_card
 
@@ -18,10 +19,22 @@ def names(where: Where, moves: Moves) -> Iterator[tuple]:
     yield torch, "Generator", Generator
     yield torch.cuda, "default_generators", (Generator("cuda"),)
     yield torch._C, "_get_accelerator", lambda *_: torch.device("cuda")
-    yield torch.Tensor, "record_stream", lambda *_: None
+    yield torch.Tensor, "record_stream", _used_on(where)
     yield torch.Tensor, "is_pinned", lambda tensor, *_: not where.on_card(tensor)
     yield from _default(moves)
     yield from _types(where)
+
+
+def _used_on(where: Where):
+    """Another stream works on what a tensor holds."""
+
+    def record_stream(tensor, stream) -> None:
+        for one in parts(tensor):
+            storage = where.trace.ids.get(one.untyped_storage()._cdata)
+            if storage is not None:
+                where.trace.streams.use(storage, stream.stream_id)
+
+    return record_stream
 
 
 class OfAnyPlace(type(torch._C.Generator)):

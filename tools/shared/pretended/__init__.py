@@ -26,6 +26,7 @@ from torch.overrides import _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fake_cuda.scripts import answers
+from fake_cuda.scripts.queues import done
 
 from .card import Card
 from .modes import Follow, Pretend, tensors_in
@@ -57,7 +58,7 @@ def _patches(card: Card) -> Iterator[tuple]:
     told["device_memory_used"] = lambda *_, **__: card.memory.reserved + CONTEXT
     yield from answers.patches(told)
     yield torch._C, "_cuda_clearCublasWorkspaces", lambda: card.workspaces.clear()
-    yield pynvml, "nvmlInit", answers.done
+    yield pynvml, "nvmlInit", done
     yield pynvml, "nvmlDeviceGetCount", lambda: 1
     yield pynvml, "nvmlSystemGetDriverVersion", lambda: DRIVER
     yield from _pages()
@@ -79,7 +80,7 @@ def _pages() -> Iterator[tuple]:
 
     yield pages, "get_paged", paged
     yield pages, "fill", lambda page, value, **_: page.fill_(value)
-    yield pages, "prefetch_tensor", answers.done
+    yield pages, "prefetch_tensor", done
 
 
 def _loading() -> Iterator[tuple]:
@@ -90,7 +91,7 @@ def _loading() -> Iterator[tuple]:
 
     yield torch.utils.data.DataLoader, "__init__", loader
     yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
-    yield torch.Tensor, "record_stream", answers.done
+    yield torch.Tensor, "record_stream", done
 
 
 def _autocast() -> Iterator[tuple]:

@@ -94,7 +94,7 @@ class Streams:
         """The backward pass of what was made now is for the present stream; so is the sum of a
         leaf's gradients, whose node torch makes when the leaf is first used."""
         leaves = (leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor))
-        for node in filter(None, (leaf.grad_fn for leaf in leaves)):
+        for node in filter(None, map(_node, leaves)):
             sums = (
                 one
                 for one, _ in node.next_functions
@@ -156,3 +156,12 @@ class Streams:
                     break
                 done += 1
         return max(place, bisect.bisect_right(self.issued, done) - 1)
+
+
+def _node(tensor: torch.Tensor):
+    """The node of autograd that made it. Of some views that were written to afterwards torch tells
+    none, and raises an error where a script that does not ask has none."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None

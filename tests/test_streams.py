@@ -2,10 +2,13 @@
 
 import textwrap
 
+import pytest
+import torch
+
 from fake_cuda import Allocator, MiB, simulate
 from fake_cuda.card import Card
 from fake_cuda.scripts import Script
-from fake_cuda.streams import Reusable, Streams
+from fake_cuda.streams import STREAM, Reusable, Streams
 
 A100 = Card("A100", (8, 0), 108, 1555e9, {"fp32": 19.5e12, "bf16": 312e12})
 TRAINED = """
@@ -102,6 +105,18 @@ def test_the_host_may_wait_for_all():
 def test_the_stream_of_a_storage_need_not_be_waited_for():
     streams = dead(5)
     assert streams.events == [~0] and not streams.late
+
+
+def test_a_view_that_torch_tells_no_node_of_is_none_of_its_business():
+    """As FSDP's are, in a checkpointed layer; torch ends what asks for such a view's node."""
+    base, weight = torch.ones(3), torch.ones(3, requires_grad=True)
+    with torch.no_grad():
+        view = base[:2]
+    base.mul_(weight)
+    with pytest.raises(RuntimeError, match="created in no_grad mode"):
+        _ = view.grad_fn
+    Streams([]).remember((view, base))
+    assert STREAM in base.grad_fn.metadata
 
 
 def test_streams_come_from_pools_of_32():

@@ -182,7 +182,7 @@ def test_weights_in_fp16_are_not_cast_under_fp16(card, llama):
 
 
 def test_a_slower_host_takes_longer_and_no_more_memory(bert):
-    quick, usual, slow = (predict(bert, gpu="T4", host=s, **BATCH) for s in (0, 12e-6, 1e-3))
+    quick, usual, slow = (predict(bert, gpu="T4", host=s, **BATCH) for s in (0, HOST_SECONDS, 1e-3))
     assert quick.step_seconds < usual.step_seconds < slow.step_seconds
     assert usual.step_seconds == predict(bert, gpu="T4", **BATCH).step_seconds
     assert slow.limited_by == "host" != quick.limited_by

@@ -11,6 +11,8 @@ LESSON = Job("lesson", "evidence.pairs", "pairs of a test", "tiny")
 SOURCE = Job("source", "evidence.sources.attention_kernels", "attention-b200", "", seconds_too=True)
 # Of modules that a run goes through, those that ask the model of time: when all is traced.
 ASKING = {"fake_cuda.simulation", "fake_cuda.replay", "helpers.host", "helpers.prediction"}
+# How far the card has come matters where several streams free blocks; no timed row has several.
+ASKING |= {"fake_cuda.streams"}
 
 
 @pytest.fixture(autouse=True)

@@ -119,6 +119,7 @@ def of(job: Job) -> Predicted | dict:
     if found is None:
         found = of_source(job) if job.kind == "source" else of_a_lesson(job)
         keep(job, found)
+        return found.facts if isinstance(found, Lesson) else found  # a bound follows from no trace
     return found.row() if isinstance(found, Lesson) else found
 
 

@@ -1,8 +1,11 @@
 """Rows that are recorded anew from traces are those of a full simulation."""
 
+from dataclasses import replace
+
 import pytest
 
 from evidence import code, predictions, record, runs, steps, tables, traces
+from evidence.pairs import fused
 from evidence.runs import Job
 from fake_cuda import cost
 from helpers import language_modelling, predict
@@ -53,6 +56,20 @@ def test_a_row_of_a_lesson_comes_out_of_its_trace(lesson, folder, monkeypatch):
     for file in folder.iterdir():
         file.unlink()
     assert repr(record.made(LESSON)) == repr(again) and lesson == [1, 1]
+
+
+def test_the_time_of_a_bound_is_recorded_as_it_is(lesson, folder, monkeypatch):
+    """No trace says that a row is the least that a compiler could reach."""
+    plain = runs.of_a_lesson()["tiny", "", 0]
+
+    def bound():
+        found = plain()
+        return replace(found, time=fused(found.time))
+
+    monkeypatch.setattr(runs, "of_a_lesson", lambda *_: {("tiny", "", 0): bound})
+    made = record.made(LESSON)
+    assert made["step_seconds"] == made["fused_seconds"]
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("constant", ["host", "stream"])

@@ -9,16 +9,9 @@ from fake_cuda import Allocator, MiB, simulate
 from fake_cuda.card import Card
 from fake_cuda.scripts import Script
 from fake_cuda.streams import STREAM, Reusable, Streams
+from test_answers import TRAINED
 
 A100 = Card("A100", (8, 0), 108, 1555e9, {"fp32": 19.5e12, "bf16": 312e12})
-TRAINED = """
-model = torch.nn.Linear(32, 4).cuda()
-for _ in range(3):
-    model(torch.randn(16, 32, device="cuda")).sum().backward()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight -= weight.grad
-"""
 
 
 # --------------------------------------------------------------------------------------- allocator
@@ -193,7 +186,7 @@ def simulated(tmp_path, text: str, *arguments: str, ranks: int = 1):
 
 
 def test_a_script_may_work_on_two_streams(tmp_path):
-    simulated(tmp_path, ON_TWO_STREAMS + TRAINED)
+    simulated(tmp_path, ON_TWO_STREAMS + textwrap.dedent(TRAINED))
 
 
 def test_fsdp_gathers_on_a_stream_of_its_own_and_lets_the_host_wait(tmp_path):

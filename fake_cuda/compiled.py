@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .choices import flex
 from .operations import in_backward
 from .refusals import NotSimulated
 from .scratch import PRODUCTS
@@ -129,9 +130,11 @@ class Compiler:
         modules._global_forward_pre_hooks.clear()
         # It asks what only a build for CUDA has; without CUDA graphs the answer is of no concern.
         static = patch.object(optimizer, "_is_static_for_cudagraphs", lambda _: True)
+        placed = flex.on_card(self.trace.cuda)
         try:
-            with _disable_current_modes(), self.trace.here.originals(), static, self.finding():
-                yield
+            with _disable_current_modes(), self.trace.here.originals(), static, placed:
+                with self.finding():
+                    yield
         finally:
             modules._global_forward_pre_hooks.update(hooks)
 
@@ -201,7 +204,11 @@ class Compiler:
             self.trace.work.add(self.trace, "compiled", "stream", (), moved)
 
     def extern(self, name: str, args: tuple, out: torch.Tensor) -> None:
-        """A product in a library, whose result was allocated beforehand."""
+        """A product in a library, or flex attention, whose result was allocated beforehand."""
+        if name in flex.PLANNED:
+            if self.trace.cuda:
+                flex.planned(self.trace, name, args)
+            return
         operation = getattr(aten, NAMES.get(name, name)).default
         if operation not in PRODUCTS:
             raise NotSimulated.uses(FAILED.format(f"it calls {name}"))

@@ -6,6 +6,7 @@ names of torch._inductor, which is imported when a graph is compiled and not bef
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -42,10 +43,12 @@ def claim(place: torch.device, module: torch.fx.GraphModule, inputs: tuple | lis
     def moved(device: torch.device) -> torch.device:
         return place if device.type in ("cpu", "cuda") else device
 
-    for node in module.graph.nodes:
+    parts = [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
+    nodes = [node for part in parts for node in part.graph.nodes]  # a mask is a graph of its own
+    for node in nodes:
         node.args = tree_map_only(torch.device, moved, node.args)
         node.kwargs = tree_map_only(torch.device, moved, node.kwargs)
-    values = [node.meta.get("val") for node in module.graph.nodes]
+    values = [node.meta.get("val") for node in nodes]
     for tensor in tree_leaves((inputs, values)):
         if isinstance(tensor, FakeTensor):
             tensor.fake_device = place
@@ -119,6 +122,7 @@ def _kernels(moved: list[int]) -> list[tuple[object, str, object]]:
     """What stands in the place of the kernels' writers: each kernel leaves its bytes in `moved`."""
     from torch._inductor.codegen import triton
     from torch._inductor.codegen import triton_combo_kernel as combos
+    from torch._inductor.select_algorithm import TritonTemplate
     from torch._inductor.virtualized import V
 
     def named(self, source, nodes, kernel) -> str:
@@ -133,7 +137,22 @@ def _kernels(moved: list[int]) -> list[tuple[object, str, object]]:
         (combos.ComboKernel, "codegen_kernel", lambda *_, **__: ""),
         (combos.ComboKernel, "call_kernel", _launch_several),
         (triton.TritonScheduling, "define_kernel", named),
+        (TritonTemplate, "maybe_append_choice", _written),
     ]
+
+
+def _written(template, choices: list, *, input_nodes: list, layout, **_) -> None:
+    """In the place of a kernel that a template writes (flex attention's): a call by its name, whose
+    result, as the template's, is one buffer of this layout; what else it fills was made before."""
+    choices.append(_named(template.name).bind(input_nodes, layout))
+
+
+@cache
+def _named(name: str):
+    """A call of a kernel by its name, which Inductor registers once."""
+    from torch._inductor.select_algorithm import ExternKernelChoice
+
+    return ExternKernelChoice(lambda *_, **__: None, name=name)
 
 
 def _properties(card: Card) -> SimpleNamespace:

@@ -1,5 +1,7 @@
 """Flex attention, which trains on a card alone: bytes and blocks by hand, and a model with it."""
 
+import gc
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import and_masks, create_block_mask, flex_attention
@@ -19,13 +21,20 @@ def causal(b, h, query, key):
     return query >= key
 
 
-def step(mask_mod=None, width=(64, 64), batch=1, heads=(4, 2), change=None):
-    """Two steps of attention alone."""
+def called(query, key, value, change, mask):
+    return flex_attention(query, key, value, change, block_mask=mask, enable_gqa=True)
+
+
+def step(mask_mod=None, width=(64, 64), batch=1, heads=(4, 2), change=None, whole=False):
+    """Two steps of attention alone; `whole`: in the graph of a function that is compiled."""
 
     def once(query, key, value):
         make, attention = torch.compile(create_block_mask), torch.compile(flex_attention)
         mask = mask_mod and make(mask_mod, 1, None, LENGTH, LENGTH, device="cpu")
-        out = attention(query, key, value, change, block_mask=mask, enable_gqa=True)
+        if whole:
+            out = torch.compile(called)(query, key, value, change, mask)
+        else:
+            out = attention(query, key, value, change, block_mask=mask, enable_gqa=True)
         out.backward(torch.zeros_like(out))
 
     def run():
@@ -37,6 +46,7 @@ def step(mask_mod=None, width=(64, 64), batch=1, heads=(4, 2), change=None):
         optimizer = torch.optim.SGD(tensors)
         for _ in range(2):
             once(*tensors)
+            gc.collect()  # what a compiler leaves in circles, until Python finds it
             optimizer.step()
             optimizer.zero_grad()
 
@@ -48,9 +58,10 @@ def rounded(*sizes: int) -> int:
     return sum(-(-size // 512) * 512 for size in sizes)
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("width", [(64, 64), (64, 32)])
 @pytest.mark.parametrize("batch", [1, 2])
-def test_bytes_of_forward_and_backward_are_those_of_inductors_buffers(width, batch):
+def test_bytes_of_forward_and_backward_are_those_of_inductors_buffers(width, batch, whole):
     """At the peak: what is given, its gradients, the result and its gradient, of each row the sum
     and backward's number in fp32, and four times the numbers of blocks and their places."""
     rows = batch * 4 * LENGTH
@@ -58,7 +69,7 @@ def test_bytes_of_forward_and_backward_are_those_of_inductors_buffers(width, bat
     out = rows * width[1] * 2
     mask = [4 * 4, 4 * BLOCKS] * 4
     expected = rounded(*[query, key, value, out] * 2, *[rows * 4] * 2, *mask)
-    found = simulate(step(causal, width=width, batch=batch), (8, 0))
+    found = simulate(step(causal, width=width, batch=batch, whole=whole), (8, 0))
     assert found.peak_allocated == expected
 
 
@@ -68,6 +79,7 @@ def of_documents(known: bool):
     return lambda b, h, query, key: numbers[query] == numbers[key]
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(
     ("mask_mod", "blocks"),
     [
@@ -78,11 +90,11 @@ def of_documents(known: bool):
         (lambda: of_documents(False), BLOCKS),
     ],
 )
-def test_products_are_those_of_the_blocks_that_are_not_masked(mask_mod, blocks):
+def test_products_are_those_of_the_blocks_that_are_not_masked(mask_mod, blocks, whole):
     """Two forward and five backward, as in FlashAttention-2; where blocks are not known, of all."""
 
     def run():
-        step(mask_mod and mask_mod(), width=(64, 32))()
+        step(mask_mod and mask_mod(), width=(64, 32), whole=whole)()
 
     time = simulate(run, A100).time
     pairs = 4 * blocks * 128**2
@@ -120,16 +132,38 @@ def test_what_is_not_compiled_or_learns_a_score_is_refused_by_name():
     assert caught.value.what == refusals.FLEX_LEARNED
 
 
+def test_a_bias_that_is_trained_is_planned_where_its_function_is_compiled_as_a_whole():
+    """Its gradient is one more result of backward, in fp32 as it is."""
+    found = []
+    for trained in (True, False):
+
+        def run(trained=trained):
+            bias = torch.nn.Parameter(torch.zeros(2**16), requires_grad=trained)
+            query = torch.nn.Parameter(torch.zeros(1, 4, LENGTH, 64, dtype=torch.bfloat16))
+            optimizer = torch.optim.SGD([query, bias])
+            for _ in range(2):
+                out = torch.compile(called)(query, query, query, learned(bias), None)
+                out.backward(torch.zeros_like(out))
+                optimizer.step()
+                optimizer.zero_grad()
+                gc.collect()
+
+        found.append(simulate(run, (8, 0)).by_category)
+    first, second = found
+    assert first["gradients"] - second["gradients"] == 4 * 2**16
+
+
 SCRIPT = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, vocab_size=99,
     num_attention_heads=4, num_key_value_heads=2, attn_implementation="{}")
 model = LlamaForCausalLM(config).to("cuda", torch.bfloat16)
+compiled = ({})(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):
     ids = torch.randint(0, 99, (2, 512), device="cuda")
-    model(input_ids=ids, labels=ids).loss.backward()
+    compiled(input_ids=ids, labels=ids).loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -140,9 +174,21 @@ def test_a_script_of_transformers_with_flex_attention(tmp_path):
     its kernel's numbers of rows too."""
     found = {}
     for name in ("flex_attention", "sdpa"):
-        (tmp_path / "train.py").write_text(SCRIPT.format(name))
+        (tmp_path / "train.py").write_text(SCRIPT.format(name, "lambda model: model"))
         found[name] = simulate(Script(tmp_path / "train.py"), A100)
     first, second = (f.peak_by_category["activations"] for f in found.values())
     assert first == pytest.approx(second, rel=0.1)
     times = [f.time for f in found.values()]
     assert "flex_attention" not in times[0].note and flex.ALL_BLOCKS not in times[0].note
+
+
+def test_a_model_that_is_compiled_as_a_whole_has_it_in_its_plan(tmp_path):
+    """As with flash attention its graph keeps queries, keys, values, results and sums."""
+    found = {}
+    for name in ("flex_attention", "sdpa"):
+        (tmp_path / "train.py").write_text(SCRIPT.format(name, "torch.compile"))
+        found[name] = simulate(Script(tmp_path / "train.py"), A100)
+        assert "eager" not in found[name].time.note
+    first, second = (f.peak_by_category["activations"] for f in found.values())
+    assert first == pytest.approx(second, rel=0.1)
+    assert flex.RATE in found["flex_attention"].time.note

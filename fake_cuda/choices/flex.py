@@ -9,7 +9,8 @@ backward reads). How many blocks there are is known where the mask's values are.
 import functools
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from unittest.mock import patch
 
 import torch
 from torch.nn.attention import flex_attention as flex
@@ -25,6 +26,10 @@ ALL_BLOCKS = (
     "Which blocks a mask of flex attention leaves out is not known: all are timed, as without it."
 )
 PARTS = ("full_kv_num_blocks", "full_kv_indices", "full_q_num_blocks", "full_q_indices")
+# Where a kernel's arguments have the blocks of its mask: how many in part, which, how many in full.
+FORWARD, BACKWARD = (5, 6, 7), (8, 9, 12)
+PLANNED = dict.fromkeys(("flex_attention", "flex_decoding"), FORWARD)
+PLANNED["flex_attention_backward"] = BACKWARD
 RATE = "Flex attention is timed as FlashAttention-2, which is somewhat faster."
 
 
@@ -66,9 +71,8 @@ def _expanded(tensor, query):
     return torch.empty_like(tensor.expand(len(query), *tensor.shape[1:]).contiguous())
 
 
-def share(blocks: tuple) -> float | None:
+def share(partial, indices, full) -> float | None:
     """The share of a mask's blocks that are computed; None if nobody knows it."""
-    partial, indices, full = blocks[2:5]
     counts = [known(t) for t in (partial, full) if t is not None]
     if any(count is None for count in counts):
         return None
@@ -78,23 +82,45 @@ def share(blocks: tuple) -> float | None:
 
 def _kernel(trace: Trace, blocks: tuple) -> Callable:
     """What notes the time of a call with these blocks."""
-    computed = share(blocks)
+    computed = share(*blocks[2:5])
     forward = trace.work.issued(trace)  # before autograd switches gradients off around its forward
+
+    def timed(query, key, value, back: bool) -> None:
+        issued = trace.work.issued(trace) if back else forward
+        _note(trace, (query, key, value), computed, back, issued)
+
+    return timed
+
+
+def planned(trace: Trace, name: str, args: tuple) -> None:
+    """A call in a graph that is compiled as a whole: its buffers are those of the plan.
+
+    Args:
+        trace: the run.
+        name: of the kernel, in `PLANNED`.
+        args: of the kernel, as torch/_inductor/kernel/flex lists its `input_nodes`.
+    """
+    partial, indices, full = (args[place] for place in PLANNED[name])
+    computed = 1.0  # of one block, which stands for no mask
+    if indices.numel() > 1:
+        computed = share(partial, indices, full if full.numel() else None)
+    back = PLANNED[name] is BACKWARD
+    _note(trace, args[:3], computed, back, trace.work.issued(trace))
+
+
+def _note(trace: Trace, given: tuple, computed: float | None, back: bool, issued: str) -> None:
+    """Note the time of a kernel: two products forward and five backward of each pair."""
+    query, key, value = given
     trace.work.note(RATE, trace)
     if computed is None:
         trace.work.note(ALL_BLOCKS, trace)
-
-    def timed(query, key, value, back: bool) -> None:
-        wide = query.shape[-1] * (3 if back else 1) + value.shape[-1] * (2 if back else 1)
-        pairs = query.numel() // query.shape[-1] * key.shape[-2]
-        flops = 2.0 * pairs * wide * (1.0 if computed is None else computed)
-        moved = (2 + back) * sum(map(size, (query, key, value)))
-        work = Attention(flops, "flash", back, TYPES.get(query.dtype, "fp32"))
-        issued = trace.work.issued(trace) if back else forward
-        again = issued == "forward" and trace.phases[-1] == "backward"
-        trace.work.add(trace, issued, "attention", work, moved, 0, flops, again)
-
-    return timed
+    wide = query.shape[-1] * (3 if back else 1) + value.shape[-1] * (2 if back else 1)
+    pairs = query.numel() // query.shape[-1] * key.shape[-2]
+    flops = 2.0 * pairs * wide * (1.0 if computed is None else computed)
+    moved = (2 + back) * sum(map(size, given))
+    work = Attention(flops, "flash", back, TYPES.get(query.dtype, "fp32"))
+    again = issued == "forward" and trace.phases[-1] == "backward"
+    trace.work.add(trace, issued, "attention", work, moved, 0, flops, again)
 
 
 def _values(what):
@@ -191,6 +217,12 @@ def attention_of(trace: Trace) -> Callable:
         return Fused.apply(_kernel(trace, block_mask), query, key, value, *blocks)
 
     return attention
+
+
+def on_card(cuda: bool):
+    """Code that is compiled for a card has no check that its tensors, which are a CPU's, lie on
+    one that trains."""
+    return patch.object(flex, "_validate_device", lambda *_: None) if cuda else nullcontext()
 
 
 @contextmanager

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 import torch
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ..operations import in_backward
 from ..shards import parts, wraps
 from ..trace import HOST, FakeTensor, Trace
 from . import bounds, guesses, mixed
-from .plain import WITHOUT_VALUES, plain_operation
+from .plain import WITHOUT_VALUES, plain_operation, tensors
 from .words import Stop, TimeOver
 
 CUDA, CPU, DEVICE = torch.device("cuda", 0), torch.device("cpu"), FakeTensor.device.fget
@@ -70,8 +69,7 @@ class Where(TorchDispatchMode):
 
     def on_card(self, *values) -> bool:
         """Whether one of these tensors is on the card."""
-        leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
-        for tensor in (one for leaf in leaves for one in parts(leaf)):
+        for tensor in (one for leaf in tensors(values) for one in parts(leaf)):
             if isinstance(tensor, FakeTensor) and tensor.fake_device.type != "meta":
                 if tensor.layout != torch.strided:
                     return True
@@ -106,11 +104,11 @@ class Where(TorchDispatchMode):
                 return args[0]
             with no_dispatch():
                 return func(*args, **kwargs)
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        fakes = [t for t in tensors if isinstance(t, FakeTensor)]
+        given = tensors((args, kwargs))
+        fakes = [t for t in given if isinstance(t, FakeTensor)]
         if card is None:
-            card = self.on_card(fakes if tensors else self.around)
-            card |= self.buckets and not tensors and _is_float(**kwargs)
+            card = self.on_card(fakes if given else self.around)
+            card |= self.buckets and not given and _is_float(**kwargs)
         mixed.refuse(self, func, args, kwargs, card)
         if not (fakes or card or self.asked is False or _is_weight(func, args, **kwargs)):
             with no_dispatch():  # real tensors alone; much quicker than to take the modes off
@@ -142,7 +140,7 @@ class Where(TorchDispatchMode):
     def step_by_hand(self, written) -> None:
         """Something is written after a backward pass: a weight, where no optimizer does it."""
         trace = self.trace
-        leaves = [t for t in tree_leaves(written) if isinstance(t, FakeTensor)]
+        leaves = [t for t in tensors((written,)) if isinstance(t, FakeTensor)]
         ids = [trace.ids.get(t.untyped_storage()._cdata) for t in leaves]
         if any(i is not None and trace.kind[i] == "parameters" for i in ids):
             if self.by_hand == UPDATES:

@@ -6,9 +6,9 @@ formulas make on the way is made here on the CPU.
 """
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ..operations import in_backward
+from .plain import tensors
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.mv, aten.addmv, aten.dot}
@@ -75,7 +75,7 @@ def refuse_generator(kwargs: dict, card: bool) -> None:
 
 
 def _tensors(*values) -> list:
-    return [t for t in tree_leaves(values) if isinstance(t, torch.Tensor) and not t.is_meta]
+    return [t for t in tensors(values) if not t.is_meta]
 
 
 def _one_place(where, kind, args: tuple, kwargs: dict) -> None:

@@ -6,6 +6,8 @@ A script that reads its data one sample after another does it a hundred thousand
 import numpy as np
 import torch
 from torch._C._functorch import peek_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 # What has no place of its own: with these and real tensors alone a function stays on the host.
 PLAIN = {torch.Tensor, np.ndarray, np.memmap, int, float, bool, type(None), slice, type(...)}
@@ -20,6 +22,25 @@ PLACES.add(torch._C._nn._parse_to)  # a place in words, or as a number
 SAY = {"device", "pin_memory"}  # arguments that say where
 WITHOUT_VALUES = {*map(torch.ops.aten.empty.__getattr__, torch.ops.aten.empty.overloads())}
 WITHOUT_VALUES |= {torch.ops.aten.empty_strided.default}
+
+
+def tensors(values) -> list[torch.Tensor]:
+    """The tensors among these, which may be in lists, tuples and dictionaries, or in whatever torch
+    can flatten: it takes ten times as long for the few arguments of an operation."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        kind = type(value)
+        if kind is FakeTensor:
+            found.append(value)
+        elif kind is tuple or kind is list:
+            found += tensors(value)
+        elif kind is dict:
+            found += tensors(value.values())
+        elif isinstance(value, torch.Tensor):
+            found.append(value)
+        elif kind not in IN_OPERATIONS:
+            found += (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return found
 
 
 def plain(values, kinds: set[type] = PLAIN) -> bool:

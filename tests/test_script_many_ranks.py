@@ -208,6 +208,35 @@ def test_heads_of_attention_cut_by_dtensor(tmp_path, dtype, card):
     assert cut.peak_by_category == plain.peak_by_category
 
 
+def test_to_wait_for_what_was_gathered_makes_nothing(tmp_path):
+    """On a CPU, of what fsdp_tp_example.py of pytorch/examples gathers at the end of its model:
+    a shard, what was gathered, and the same put together (DTensor's `_to_replicate_tensor`)."""
+    path = tmp_path / "train.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import torch
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+            from torch.distributed.tensor import Replicate
+            mesh = init_device_mesh("cuda", (2,))
+            model = torch.nn.Linear(64, 8192, bias=False).cuda()
+            parallelize_module(model, mesh, ColwiseParallel(output_layouts=Replicate()))
+            optimizer = torch.optim.SGD(model.parameters())
+            for _ in range(3):
+                loss = model(torch.randn(2048, 64, device="cuda")).sum()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            """
+        )
+    )
+    found = simulate(Script(str(path), ranks=2), card=A100)
+    forward = found.peak_allocated - WORKSPACES - found.by_category["parameters"]
+    given = 2048 * 64 * 4 / MIB
+    assert forward / MIB == pytest.approx(32 + 64 + 64 + given, abs=0.1)
+
+
 def test_more_processes_than_cards(write):
     path = write("DDP", 4)
     with pytest.raises(ValueError, match=MORE_RANKS.format(4, 2)):

@@ -26,6 +26,7 @@ SOFTMAX = "ATen/native/cuda/SoftMax.cu"
 OURS = "measurements/kernels_h100.csv, rows that calibrate"
 PCIE = "PCI Express {}, 16 lanes, one way"
 FIRST_ROWS = "the first 70 judged rows of data/speeds.csv, so that nine of ten lie inside"
+REACTS = "pytorch/pytorch pull 108234: FSDP after a wait; that it counts was chosen by rows"
 ELEVEN_HOSTS = (
     "eleven machines, told by the first row of each set of data/speeds.csv that waits for its "
     "host: 5.6, 15.7, 16.4, 17.7, 18.0, 22.3, 23.4, 25.0, 33.9, 34.9 and 35.3 us"
@@ -235,6 +236,7 @@ class Host:
     idle_start: float = _assumed(
         "start of an idle card", 0.5, "of a wait: from the host to the card"
     )
+    reaction: float = _sourced("seconds of a reaction", 235e-6, REACTS)  # what is reserved alone
 
     def shares(self) -> dict[str, float]:
         """By what the host pays for (`Operation.issued`), how much of an operation's seconds."""

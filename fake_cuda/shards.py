@@ -25,10 +25,14 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [one for name in names for one in parts(getattr(tensor, name))]
 
 
-def _uncounted(infer: Callable) -> Callable:
+def _uncounted(infer: Callable, where) -> Callable:
     def alone(*args):
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            return infer(*args)
+        before, where.busy = where.busy, True  # kernels' shape functions ask where tensors lie
+        try:
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                return infer(*args)
+        finally:
+            where.busy = before
 
     return alone
 
@@ -39,8 +43,8 @@ def _whole(spec) -> torch.Tensor:
     return torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
 
 
-def of_dtensor() -> Iterator[tuple[object, str, Callable]]:
-    """(owner, name, function) of what DTensor does beside its work.
+def of_dtensor(where) -> Iterator[tuple[object, str, Callable]]:
+    """(owner, name, function) of what DTensor does beside its work, in a script with this `Where`.
 
     It finds the shape of a result by the operation, run on fake tensors of the whole size: they are
     on no card (_sharding_prop.py in torch/distributed/tensor). And it sets the card's generator, so
@@ -49,6 +53,6 @@ def of_dtensor() -> Iterator[tuple[object, str, Callable]]:
     from torch.distributed.tensor import _dispatch, _op_schema, _sharding_prop  # takes a second
 
     infers, name = _sharding_prop.ShardingPropagator, "_propagate_tensor_meta_non_cached"
-    yield infers, name, _uncounted(getattr(infers, name))
+    yield infers, name, _uncounted(getattr(infers, name), where)
     yield _op_schema, "_rebuild_tensor_from_dtensor_meta", _whole
     yield _dispatch, "is_rng_supported_mesh", lambda mesh: False

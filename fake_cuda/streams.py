@@ -24,12 +24,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from .card import Card
+from .constants import CONSTANTS
 from .kernels import Kernels, Missing
 from .operations import Operation
 
-# Seconds from the end of what the host has waited for until it asks for more, as seen in FSDP
-# (torch's pull request 108234).
-REACTION = 235e-6
+# Seconds from the end of what the host has waited for until it asks for more.
+REACTION = CONSTANTS.host.reaction
 IN_A_POOL = 32  # streams of a priority, which are given out in turn (c10/cuda/CUDAStream.cpp)
 DEFAULT = 0  # the number of the stream on which all work is done that names no other
 STREAM = "stream of fake_cuda"  # in the metadata of autograd's nodes

@@ -4,6 +4,7 @@ import ast
 import inspect
 import math
 from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 from unittest import mock
 
 import pandas as pd
@@ -684,6 +685,7 @@ def test_half_of_each_constant_is_seen():
     unseen |= {"seconds of a kernel in a graph"}
     unseen |= {name for name in table.index if name.startswith("bus")}
     unseen |= {f"{side}, {end}" for side in ("card", "host") for end in ("fastest", "slowest")}
+    unseen.add("seconds of a reaction")  # it moves what is reserved
     unseen |= {f"a {word} host" for word in ("fast", "typical", "slow")}  # where they are asked for
     assert set(table.index[same]) == unseen
     assert all(constant.source for constant in listed(CONSTANTS))
@@ -700,6 +702,18 @@ def test_each_constant_has_a_status_and_none_stands_outside_of_the_table():
     numbers = {n for n in found if isinstance(n, int | float) and not isinstance(n, bool)}
     turing, digits, shape_of_a_product = 7, 3, 6
     assert numbers - {turing, digits, shape_of_a_product} <= {0, 1, 1.1, 2}
+
+
+def test_no_seconds_stand_elsewhere_in_the_package():
+    """A small number that is given a name in capitals is one of seconds: none is anything else."""
+    folder, found = Path(constants.__file__).parent, set()
+    for path in folder.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body if path.name != "constants.py" else ():
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
+                numbers = [n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant)]
+                if any(isinstance(n, float) and 0 < n <= 1e-3 for n in numbers):
+                    found.add(f"{path.name}: {ast.unparse(node)}")
+    assert found == {"cost.py: MOST_OF_A_HOST = 0.001"}  # what --host may be told, a bound
 
 
 def test_efficient_attention_has_the_median_of_its_rows():

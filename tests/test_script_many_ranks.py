@@ -12,6 +12,7 @@ import textwrap
 import pytest
 
 from fake_cuda import simulate
+from fake_cuda.card import Card
 from fake_cuda.scripts import Script
 from fake_cuda.scripts.words import MORE_RANKS, SEVERAL
 from planner.command import main
@@ -56,6 +57,7 @@ PEAKS = {
     ("DDP", 4): 248.24,
     ("zero1", 4): 180.16,
 }
+H100 = Card("H100", (9, 0), 132, 3350e9, {"fp32": 66.9e12, "bf16": 989e12})
 PARAMETERS = {"DDP": 1, "DDP view": 1, "zero1": 1}  # the share of a rank where not all are cut
 
 
@@ -169,6 +171,70 @@ class Scaled(Net):
     plain = PEAKS[as_, 2]
     found = simulate(script, card=A100)
     assert (found.peak_allocated - WORKSPACES) / MIB == pytest.approx(plain, rel=0.01)
+
+
+CUT_ATTENTION = """
+import torch, torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+mesh = init_device_mesh("cuda", (2,))
+weight = torch.nn.Linear(64, 64, dtype=torch.DTYPE, device="cuda")
+optimizer = torch.optim.SGD(weight.parameters())
+for _ in range(3):
+    x = weight(torch.randn(8, 4, 512, 64, dtype=torch.DTYPE, device="cuda"))
+    q, k, v = (DTensor.from_local(part, mesh, [Shard(1)]) for part in (x, x + 1, x + 2))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert out.shape == (8, 8, 512, 64) and out.is_cuda
+    out.to_local().float().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "card"), [("float32", A100), ("bfloat16", A100), ("bfloat16", H100)]
+)
+def test_heads_of_attention_cut_by_dtensor(tmp_path, dtype, card):
+    """By each of the three kernels, as fsdp_tp_example.py of pytorch/examples (efficient): half of
+    all heads need what they need where nothing is cut."""
+    path = tmp_path / "train.py"
+    text = CUT_ATTENTION.replace("DTYPE", dtype)
+    path.write_text(text)
+    cut = simulate(Script(str(path), ranks=2), card=card)
+    whole = text.replace("DTensor.from_local(part, mesh, [Shard(1)])", "part")
+    whole = whole.replace("(8, 8, 512", "(8, 4, 512")
+    path.write_text(whole.replace("out.to_local()", "out"))
+    plain = simulate(Script(str(path), ranks=2), card=card)
+    assert cut.peak_by_category == plain.peak_by_category
+
+
+def test_to_wait_for_what_was_gathered_makes_nothing(tmp_path):
+    """On a CPU, of what fsdp_tp_example.py of pytorch/examples gathers at the end of its model:
+    a shard, what was gathered, and the same put together (DTensor's `_to_replicate_tensor`)."""
+    path = tmp_path / "train.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import torch
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+            from torch.distributed.tensor import Replicate
+            mesh = init_device_mesh("cuda", (2,))
+            model = torch.nn.Linear(64, 8192, bias=False).cuda()
+            parallelize_module(model, mesh, ColwiseParallel(output_layouts=Replicate()))
+            optimizer = torch.optim.SGD(model.parameters())
+            for _ in range(3):
+                loss = model(torch.randn(2048, 64, device="cuda")).sum()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            """
+        )
+    )
+    found = simulate(Script(str(path), ranks=2), card=A100)
+    forward = found.peak_allocated - WORKSPACES - found.by_category["parameters"]
+    given = 2048 * 64 * 4 / MIB
+    assert forward / MIB == pytest.approx(32 + 64 + 64 + given, abs=0.1)
 
 
 def test_more_processes_than_cards(write):

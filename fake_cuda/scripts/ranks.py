@@ -71,7 +71,7 @@ def _groups(run, cards: int, moves: Moves) -> Iterator[tuple]:
         _only(count, cards)
         is_card(options.get("device_id"))
         begin(NAME, rank=0, world_size=count, store=dist.HashStore())
-        for owner, name, function in (*of_dtensor(), *_buffers_move(moves)):
+        for owner, name, function in (*of_dtensor(moves.where), *_buffers_move(moves)):
             setattr(owner, name, function)
         asked[c10d.GroupMember.WORLD] = backend or "undefined"
         if "nccl" in str(backend or "nccl"):

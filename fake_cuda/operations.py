@@ -13,6 +13,7 @@ from .products import (
     PRODUCTS,
     Attention,
     Product,
+    at_once,
     attention,
     channels_last,
     products,
@@ -161,11 +162,9 @@ class Work:
         elif name.startswith(UNKNOWN) and "norm" not in name:
             self.note(f"Of {name} only the bytes are timed.", trace)
         again = issued == "forward" and trace.phases[-1] == "backward"
-        if name in EXPERTS:
+        if name in EXPERTS and len(args) > 2:  # else a batch of products of one size
             self.note(EQUAL_SHARES, trace)
-            # One kernel does them all: _grouped_mm_cuda in ATen/native/cuda/GroupedBlas.cpp.
-            at_once = trace.card.capability[0] in (9, 10) and work[0].type == "bf16"
-            if trace.fp16 or not at_once:
+            if trace.fp16 or not at_once(trace.card, args[0]):
                 self.in_turn(trace, issued, work, traffic.moved, again, name)
                 return
         tensors = traffic.tensors if listed else 0

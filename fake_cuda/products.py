@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import torch
 
+from .card import Card
+
 EXPERTS = ["_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward"]
 PRODUCTS = "mm addmm _addmm_activation bmm baddbmm _scaled_mm _int_mm int8_linear_matmul".split()
 PRODUCTS += [*EXPERTS, "convolution", "convolution_backward"]
@@ -58,6 +60,12 @@ def channels_last(t) -> bool:
     return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
 
 
+def at_once(card: Card, matrix) -> bool:
+    """Whether one kernel does the products of all experts (_grouped_mm_cuda in
+    aten/src/ATen/native/cuda/GroupedBlas.cpp); cuBLAS does them one after another else."""
+    return card.capability[0] in (9, 10) and matrix.dtype == torch.bfloat16
+
+
 def products(name: str, args, outs) -> list[Product]:
     """The matrix products of an operation."""
     if name == "int8_linear_matmul":  # bitsandbytes: both operands lie with the inner side last
@@ -70,6 +78,8 @@ def products(name: str, args, outs) -> list[Product]:
     kind = "tf32" if kind == "fp32" and _asks_tf32() else kind
     even = all(max(t.stride()[-2:]) * t.element_size() % 16 == 0 for t in (a, b))
     batch, m, k, n = a.shape[0] if a.dim() == 3 else 1, *a.shape[-2:], b.shape[-1]
+    if name in EXPERTS and b.dim() < a.dim():  # a part of the columns for each
+        return [Product(batch, m, n / batch, k, kind, even)]
     if name not in EXPERTS or a.dim() == 3:
         return [Product(batch, m, n, k, kind, even)]
     # Which rows are whose depends on values: each expert is taken to have an equal share of them.

@@ -8,6 +8,7 @@ from torch.nn.attention import varlen  # noqa: F401  its operations are register
 
 from .allocator import MiB
 from .card import Card
+from .products import at_once
 from .versions import Versions
 
 aten, KiB = torch.ops.aten, 2**10
@@ -190,7 +191,20 @@ def _fourier(card, x, dims, *_) -> list[int]:
     return [(1 if pure else 2) * x.numel() * x.element_size()] if len(dims) > 1 else []
 
 
+def _experts(card, a, b, offs=None, *_) -> list[int]:
+    """Where one kernel does all of them: their pointers, strides and sizes
+    (bf16bf16_grouped_gemm_impl_sm90_sm100 in aten/src/ATen/native/cuda/GroupMM.cu), and for each
+    multiprocessor the descriptors of four matrices (get_workspace_size in CUTLASS's collectives
+    sm90_mma_array_tma_gmma_ss_warpspecialized and sm90_epilogue_array_tma_warpspecialized).
+    """
+    if not at_once(card, a):
+        return []
+    n = a.shape[0] if a.dim() == 3 else b.shape[0] if b.dim() == 3 else offs.shape[0]
+    return [3 * 8 * _up(n, 2) + 3 * 4 * n + 3 * 8 * n, 4 * 128 * card.sms]
+
+
 KERNELS = {
+    aten._grouped_mm.default: _experts,
     aten._fft_c2c.default: _fourier,
     aten.mm.default: _operands,
     aten.bmm.default: _operands,
@@ -203,6 +217,11 @@ KERNELS = {
     aten.native_group_norm_backward.default: _group_norm_backward,
     aten.sum.dim_IntList: _sum,
 }
+
+
+def asks_cublas(func, args, card: Card) -> bool:
+    """Whether an operation takes cuBLAS's handle, and with it its workspace."""
+    return func in PRODUCTS or func is aten._grouped_mm.default and not at_once(card, args[0])
 
 
 def scratch(func, args, card: Card) -> list[int]:

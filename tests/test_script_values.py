@@ -217,6 +217,19 @@ def test_text_is_generated_to_its_stated_length(script, how):
     assert found.step_seconds > 0
 
 
+@pytest.mark.parametrize("config", ["", "generation_config=GenerationConfig(do_sample=True)"])
+def test_text_of_no_stated_length_has_20_new_tokens(script, config):
+    """As transformers says, and as it does on this CPU with tokens that never end."""
+    text = f"""
+    from transformers import GenerationConfig
+    out = model.generate(ids, {config})
+    print("LENGTH", out.shape[1] - ids.shape[1])
+    """
+    one = script(LLAMA + textwrap.dedent(text))
+    simulate(one, card=T4)
+    assert "LENGTH 20" in one.printed and FULL_LENGTH in one.note
+
+
 def test_what_was_generated_ends_nowhere(script):
     """As GRPO's trainer cuts completions (`_generate_single_turn` of grpo_trainer.py in TRL)."""
     text = """
@@ -239,7 +252,10 @@ def test_what_was_generated_ends_nowhere(script):
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("model.generate(ids)", "no stated length (generate in line 10 of train.py"),
+        (
+            "model.generate(ids, prompt_lookup_num_tokens=2)",
+            "lets another model guess tokens (generate in line 10 of train.py",
+        ),
         (
             "out = model.generate(ids, max_new_tokens=2)\nout[out > 5]",
             "generates text and picks by its values (generate in line 10 of train.py",

@@ -36,8 +36,8 @@ OFFLOADED = (
 )
 SCRIPTED = "torch.jit.script was run as eager code: scripted code may fuse, and take less time."
 PACKED = (
-    "packs sequences with pack_padded_sequence in {}: what a recurrent layer then does depends on "
-    "their lengths on the card, and is not predicted"
+    "packs sequences with pack_padded_sequence in {}, and what cuDNN keeps of packed ones is not "
+    "known here: leave the packing out"
 )
 EXTENSION = "compiles an extension for CUDA, whose kernels have nothing to work on here"
 STREAM = (

@@ -18,9 +18,11 @@ from .products import (
     channels_last,
     products,
     size,
+    texts_end_to_end,
 )
 from .wire import Wire
 
+AS_THE_LONGEST = "Texts end to end whose lengths are not known are timed as if all had the longest."
 EQUAL_SHARES = "Each expert is taken to have an equal share of the tokens."
 
 
@@ -68,7 +70,7 @@ class Facts(NamedTuple):
 @cache
 def _facts(func) -> Facts:
     name, schema = func.overloadpacket.__name__, func._schema
-    known = func.namespace in ("aten", "bitsandbytes", "fsdp") or name in EXPERTS
+    known = func.namespace in ("aten", "bitsandbytes", "fsdp", "torch_attn") or name in EXPERTS
     seen = [r.alias_info for r in schema.returns if r.alias_info]
     view = name in FREE or any(not alias.is_write for alias in seen)
     # A fused optimizer may write gradients, but does so only for a GradScaler's scale.
@@ -159,6 +161,11 @@ class Work:
         elif name.startswith("_scaled_dot_product"):
             kind, work = "attention", attention(name, facts.causal, args)
             flops = work.flops
+        elif name.startswith("_varlen_attn"):
+            kind, (work, told) = "attention", texts_end_to_end(name, args)
+            flops = work.flops
+            if not told:
+                self.note(AS_THE_LONGEST, trace)
         elif name.startswith(UNKNOWN) and "norm" not in name:
             self.note(f"Of {name} only the bytes are timed.", trace)
         again = issued == "forward" and trace.phases[-1] == "backward"

@@ -4,8 +4,10 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .card import Card
+from .values import known
 
 EXPERTS = ["_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward"]
 PRODUCTS = "mm addmm _addmm_activation bmm baddbmm _scaled_mm _int_mm int8_linear_matmul".split()
@@ -115,3 +117,21 @@ def attention(name: str, causal: int | None, args) -> Attention:
     flops = 2.0 * q.numel() // q.shape[-1] * k.shape[-2] * wide / (2 if half else 1)
     kernel = next((w for w in ("flash", "cudnn") if w in name), "efficient")
     return Attention(flops, kernel, back, TYPES.get(q.dtype, "fp32"))
+
+
+def texts_end_to_end(name: str, args) -> tuple[Attention, bool]:
+    """Fused attention of texts end to end (`torch.nn.attention.varlen`), of which each row meets
+    its own text alone; and whether their lengths are known. Else all are as long as the longest."""
+    back = name.endswith("backward")
+    q, k, v = args[1:4] if back else args[:3]
+    borders, other, _, longest, half = args[6:11] if back else args[3:8]
+    wide = q.shape[-1] * (3 if back else 1) + v.shape[-1] * (2 if back else 1)
+    ends = [known(of) for of in (borders, borders if other is None else other)]
+    told = all(of is not None for of in ends)
+    pairs = q.shape[0] * min(longest, k.shape[0])
+    if told:
+        with _disable_current_modes():
+            lengths = [of.double().diff() for of in ends]
+            pairs = (lengths[0] * lengths[1]).sum().item()
+    flops = 2.0 * q.shape[1] * pairs * wide / (2 if half else 1)
+    return Attention(flops, "flash", back, TYPES.get(q.dtype, "fp32")), told

@@ -3,6 +3,8 @@
 import textwrap
 
 import pytest
+import transformers
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fake_cuda import simulate
@@ -215,6 +217,28 @@ def test_text_is_generated_to_its_stated_length(script, how):
     assert "CACHE [5, 6, 7, 8]" in one.printed
     assert FULL_LENGTH in one.note and "generation of text" in one.note
     assert found.step_seconds > 0
+
+
+def test_a_file_that_has_a_tied_weight_twice_is_loaded_with_one(script, tmp_path):
+    """As files of torch have, and of safetensors some (`tie_weights` in modeling_utils.py)."""
+    text = f"""
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained("{tmp_path}/twice").cuda()
+    print("TIED", model.lm_head.weight is model.model.embed_tokens.weight)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(2):
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    """
+    sizes = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=99)
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, tie_word_embeddings=True)
+    model = transformers.LlamaForCausalLM(config)
+    state = {name: weight.clone() for name, weight in model.state_dict().items()}
+    model.save_pretrained(tmp_path / "twice")
+    save_file(state, tmp_path / "twice" / "model.safetensors", metadata={"format": "pt"})
+    one = script(LLAMA + textwrap.dedent(text))
+    simulate(one, card=T4)
+    assert "TIED True" in one.printed
 
 
 @pytest.mark.parametrize("config", ["", "generation_config=GenerationConfig(do_sample=True)"])

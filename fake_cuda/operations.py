@@ -13,13 +13,16 @@ from .products import (
     PRODUCTS,
     Attention,
     Product,
+    at_once,
     attention,
     channels_last,
     products,
     size,
+    texts_end_to_end,
 )
 from .wire import Wire
 
+AS_THE_LONGEST = "Texts end to end whose lengths are not known are timed as if all had the longest."
 EQUAL_SHARES = "Each expert is taken to have an equal share of the tokens."
 
 
@@ -67,7 +70,7 @@ class Facts(NamedTuple):
 @cache
 def _facts(func) -> Facts:
     name, schema = func.overloadpacket.__name__, func._schema
-    known = func.namespace in ("aten", "bitsandbytes", "fsdp") or name in EXPERTS
+    known = func.namespace in ("aten", "bitsandbytes", "fsdp", "torch_attn") or name in EXPERTS
     seen = [r.alias_info for r in schema.returns if r.alias_info]
     view = name in FREE or any(not alias.is_write for alias in seen)
     # A fused optimizer may write gradients, but does so only for a GradScaler's scale.
@@ -158,14 +161,17 @@ class Work:
         elif name.startswith("_scaled_dot_product"):
             kind, work = "attention", attention(name, facts.causal, args)
             flops = work.flops
+        elif name.startswith("_varlen_attn"):
+            kind, (work, told) = "attention", texts_end_to_end(name, args)
+            flops = work.flops
+            if not told:
+                self.note(AS_THE_LONGEST, trace)
         elif name.startswith(UNKNOWN) and "norm" not in name:
             self.note(f"Of {name} only the bytes are timed.", trace)
         again = issued == "forward" and trace.phases[-1] == "backward"
-        if name in EXPERTS:
+        if name in EXPERTS and len(args) > 2:  # else a batch of products of one size
             self.note(EQUAL_SHARES, trace)
-            # One kernel does them all: _grouped_mm_cuda in ATen/native/cuda/GroupedBlas.cpp.
-            at_once = trace.card.capability[0] in (9, 10) and work[0].type == "bf16"
-            if trace.fp16 or not at_once:
+            if trace.fp16 or not at_once(trace.card, args[0]):
                 self.in_turn(trace, issued, work, traffic.moved, again, name)
                 return
         tensors = traffic.tensors if listed else 0

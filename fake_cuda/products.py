@@ -4,6 +4,10 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .card import Card
+from .values import known
 
 EXPERTS = ["_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward"]
 PRODUCTS = "mm addmm _addmm_activation bmm baddbmm _scaled_mm _int_mm int8_linear_matmul".split()
@@ -58,6 +62,12 @@ def channels_last(t) -> bool:
     return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
 
 
+def at_once(card: Card, matrix) -> bool:
+    """Whether one kernel does the products of all experts (_grouped_mm_cuda in
+    aten/src/ATen/native/cuda/GroupedBlas.cpp); cuBLAS does them one after another else."""
+    return card.capability[0] in (9, 10) and matrix.dtype == torch.bfloat16
+
+
 def products(name: str, args, outs) -> list[Product]:
     """The matrix products of an operation."""
     if name == "int8_linear_matmul":  # bitsandbytes: both operands lie with the inner side last
@@ -70,6 +80,8 @@ def products(name: str, args, outs) -> list[Product]:
     kind = "tf32" if kind == "fp32" and _asks_tf32() else kind
     even = all(max(t.stride()[-2:]) * t.element_size() % 16 == 0 for t in (a, b))
     batch, m, k, n = a.shape[0] if a.dim() == 3 else 1, *a.shape[-2:], b.shape[-1]
+    if name in EXPERTS and b.dim() < a.dim():  # a part of the columns for each
+        return [Product(batch, m, n / batch, k, kind, even)]
     if name not in EXPERTS or a.dim() == 3:
         return [Product(batch, m, n, k, kind, even)]
     # Which rows are whose depends on values: each expert is taken to have an equal share of them.
@@ -105,3 +117,21 @@ def attention(name: str, causal: int | None, args) -> Attention:
     flops = 2.0 * q.numel() // q.shape[-1] * k.shape[-2] * wide / (2 if half else 1)
     kernel = next((w for w in ("flash", "cudnn") if w in name), "efficient")
     return Attention(flops, kernel, back, TYPES.get(q.dtype, "fp32"))
+
+
+def texts_end_to_end(name: str, args) -> tuple[Attention, bool]:
+    """Fused attention of texts end to end (`torch.nn.attention.varlen`), of which each row meets
+    its own text alone; and whether their lengths are known. Else all are as long as the longest."""
+    back = name.endswith("backward")
+    q, k, v = args[1:4] if back else args[:3]
+    borders, other, _, longest, half = args[6:11] if back else args[3:8]
+    wide = q.shape[-1] * (3 if back else 1) + v.shape[-1] * (2 if back else 1)
+    ends = [known(of) for of in (borders, borders if other is None else other)]
+    told = all(of is not None for of in ends)
+    pairs = q.shape[0] * min(longest, k.shape[0])
+    if told:
+        with _disable_current_modes():
+            lengths = [of.double().diff() for of in ends]
+            pairs = (lengths[0] * lengths[1]).sum().item()
+    flops = 2.0 * q.shape[1] * pairs * wide / (2 if half else 1)
+    return Attention(flops, "flash", back, TYPES.get(q.dtype, "fp32")), told

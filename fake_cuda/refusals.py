@@ -30,7 +30,10 @@ FLEX_EAGER = (
     "flex attention that is not compiled, which makes the scores of all pairs: call what "
     "torch.compile(flex_attention) returns"
 )
-FLEX_LEARNED = "flex attention whose score_mod holds what is trained: its gradient is not known"
+FLEX_LEARNED = (
+    "flex attention whose score_mod reads what is trained, compiled by itself: compile the "
+    "function or the model that calls it"
+)
 NO_VALUES = (
     "the run picks by tensors' values, and fake tensors have none: take a fixed number, "
     "of a mixture's experts the grouped products"

@@ -8,6 +8,8 @@ from torch.nn.attention import varlen  # noqa: F401  its operations are register
 
 from .allocator import MiB
 from .card import Card
+from .ordered import in_order, workspace_told
+from .products import at_once
 from .versions import Versions
 
 aten, KiB = torch.ops.aten, 2**10
@@ -29,7 +31,7 @@ def workspace(capability: tuple[int, int], versions: Versions | None = None) -> 
     """Bytes of cuBLAS's workspace, of which each thread takes one with its first product.
 
     8 MiB and a bit (`:4096:2:16:8`), 32 MiB on Hopper and on today's Blackwell
-    (aten/src/ATen/cuda/CublasHandlePool.cpp).
+    (aten/src/ATen/cuda/CublasHandlePool.cpp); or what CUBLAS_WORKSPACE_CONFIG says.
 
     Args:
         capability: of the card, such as (9, 0).
@@ -41,6 +43,8 @@ def workspace(capability: tuple[int, int], versions: Versions | None = None) -> 
     versions = versions or Versions()
     if not versions.workspace_is_counted:
         return 0
+    if (told := workspace_told()) is not None:
+        return told
     large = capability[0] in ((9, 10, 12) if versions.large_workspace_on_blackwell else (9,))
     return 32 * MiB if large else (2 * 4096 + 8 * 16) * KiB
 
@@ -55,12 +59,19 @@ def _copy(tensor) -> list[int]:
     return [] if contiguous else [tensor.numel() * tensor.element_size()]
 
 
+def _splits(card, heads: int) -> int:
+    """How many gradients of the queries flash attention adds up, where it has to do so in one
+    order: as many as keep all multiprocessors at work (nsplits in flash_attn/flash_api.cpp)."""
+    return max(1, -(-card.sms // heads)) if in_order() else 1
+
+
 def _flash_backward(card, grad, q, k, v, *_) -> list[int]:
     """The sums of each row and the gradient of the queries in float32; with grouped heads also
     gradients of all keys and values, which are added up (mha_bwd in flash_attn/flash_api.cpp)."""
     batch, heads, length, width = q.shape
     rows = batch * heads * _up(length, 128)
-    sizes = [*_copy(grad), 4 * rows, 4 * rows * _up(width, 32 if width <= 128 else 64)]
+    splits = _splits(card, batch * heads)
+    sizes = [*_copy(grad), 4 * rows, splits * 4 * rows * _up(width, 32 if width <= 128 else 64)]
     if k.shape[1] != heads:
         sizes += 2 * [batch * heads * k.shape[2] * width * q.element_size()]
     return sizes
@@ -72,9 +83,11 @@ def _varlen_backward(card, grad, q, k, v, out, lse, borders, *_) -> list[int]:
     flash_attn/flash_api.cpp). The gradient is laid out anew first (_flash_attention_backward in
     transformers/cuda/attention_backward.cu)."""
     tokens, heads, width = q.shape
-    rows = heads * (tokens + 128 * (borders.numel() - 1))
+    texts = borders.numel() - 1
+    rows = heads * (tokens + 128 * texts)
+    splits = _splits(card, texts * heads)
     sizes = [] if grad.is_contiguous() else [grad.numel() * grad.element_size()]
-    sizes += [4 * rows, 4 * rows * _up(width, 32 if width <= 128 else 64)]
+    sizes += [4 * rows, splits * 4 * rows * _up(width, 32 if width <= 128 else 64)]
     if k.shape[1] != heads:
         sizes += 2 * [k.shape[0] * heads * width * q.element_size()]
     return sizes
@@ -190,7 +203,20 @@ def _fourier(card, x, dims, *_) -> list[int]:
     return [(1 if pure else 2) * x.numel() * x.element_size()] if len(dims) > 1 else []
 
 
+def _experts(card, a, b, offs=None, *_) -> list[int]:
+    """Where one kernel does all of them: their pointers, strides and sizes
+    (bf16bf16_grouped_gemm_impl_sm90_sm100 in aten/src/ATen/native/cuda/GroupMM.cu), and for each
+    multiprocessor the descriptors of four matrices (get_workspace_size in CUTLASS's collectives
+    sm90_mma_array_tma_gmma_ss_warpspecialized and sm90_epilogue_array_tma_warpspecialized).
+    """
+    if not at_once(card, a):
+        return []
+    n = a.shape[0] if a.dim() == 3 else b.shape[0] if b.dim() == 3 else offs.shape[0]
+    return [3 * 8 * _up(n, 2) + 3 * 4 * n + 3 * 8 * n, 4 * 128 * card.sms]
+
+
 KERNELS = {
+    aten._grouped_mm.default: _experts,
     aten._fft_c2c.default: _fourier,
     aten.mm.default: _operands,
     aten.bmm.default: _operands,
@@ -203,6 +229,11 @@ KERNELS = {
     aten.native_group_norm_backward.default: _group_norm_backward,
     aten.sum.dim_IntList: _sum,
 }
+
+
+def asks_cublas(func, args, card: Card) -> bool:
+    """Whether an operation takes cuBLAS's handle, and with it its workspace."""
+    return func in PRODUCTS or func is aten._grouped_mm.default and not at_once(card, args[0])
 
 
 def scratch(func, args, card: Card) -> list[int]:

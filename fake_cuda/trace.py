@@ -14,7 +14,7 @@ from .here import Here
 from .launches import Count, Counts
 from .operations import EQUAL_SHARES, Work, in_backward
 from .refusals import GPU, READS_KERNEL, NotSimulated
-from .scratch import PRODUCTS, scratch, workspace
+from .scratch import asks_cublas, scratch, workspace
 from .shards import parts, wraps
 from .streams import Reusable, Streams
 from .values import CHOICES, MASKED, compute, keep, known, run
@@ -221,7 +221,7 @@ class Trace(TorchDispatchMode):
     def inside(self, func, args) -> None:
         """What a kernel allocates for itself."""
         thread = in_backward(), self.streams.now
-        if func in PRODUCTS and thread not in self.threads:
+        if thread not in self.threads and asks_cublas(func, args, self.card):
             self.threads.add(thread)
             self.add(workspace(self.card.capability, self.versions), "temporaries")
         sizes = scratch(func, args, self.card)

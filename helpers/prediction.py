@@ -15,6 +15,7 @@ import torch
 from fake_cuda import Card, Simulation, simulate
 from fake_cuda.cards import CONTEXT
 from fake_cuda.cost import Timed
+from fake_cuda.ordered import full_determinism
 from fake_cuda.replay import CONVOLUTIONS
 from fake_cuda.scripts import Script
 
@@ -198,7 +199,8 @@ def _training(
 
     def run():
         trainer = changed.trainer(optimizer, False, _Samples(workload), (), **arguments)
-        trainer.train()
+        with full_determinism(bool(settings.get("full_determinism"))):
+            trainer.train()
         if settings.get("eval_strategy", "no") != "no":  # its batch may be the larger one
             batch = workload.collate([workload.sample()] * trainer.args.eval_batch_size)
             loss_only = trainer.compute_metrics is None

@@ -57,7 +57,9 @@ def ask_several(
         raise ValueError("several cards are tried for language modelling: ask for one with --gpu")
     asked = ask(model, name, task, length, batch)
     if asked.workload.task != "language_modelling":
-        raise ValueError(f"several cards are tried for language models, and {model} is none")
+        raise ValueError(
+            f"several cards are tried for language modelling, and {model} is no language model"
+        )
     if batch % ranks:
         near = batch + ranks - batch % ranks
         raise ValueError(f"a batch of {batch} does not divide over {ranks} cards: {near} does")

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -416,6 +417,27 @@ def counted(function, card=A100):
 def test_every_kind_of_product_is_counted(name):
     found, wanted = counted(PRODUCTS[name])
     assert found.flops == wanted > 0
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+def test_texts_end_to_end_cost_the_squares_of_their_lengths(causal, known):
+    """Two products forward and five backward of each text; of unknown lengths all are as long as
+    the longest."""
+    lengths, heads, width = (300, 100, 112), 4, 64
+
+    def attend():
+        q, k, v = (leaf(512, heads, width, dtype=HALF) for _ in range(3))
+        borders = torch.tensor([0, 300, 400, 512], dtype=torch.int32)
+        borders = borders if known else torch.randn(4).int()
+        window = (-1, 0) if causal else (-1, -1)
+        return varlen_attn(q, k, v, borders, borders, 300, 300, window_size=window)
+
+    time = counted(attend)[0]
+    pairs = sum(n * n for n in lengths) if known else 512 * 300
+    assert time.flops == 7 * 2 * heads * width * pairs / (2 if causal else 1)
+    assert ("as if all had the longest" in time.note) != known
+    assert "Not timed" not in time.note
 
 
 @pytest.mark.parametrize("name", BY_HAND)

@@ -1,5 +1,6 @@
 """Flex attention, which trains on a card alone: bytes and blocks by hand, and a model with it."""
 
+import functools
 import gc
 
 import pytest
@@ -122,14 +123,80 @@ def learned(bias):
     return lambda score, b, h, query, key: score + bias[h]
 
 
-def test_what_is_not_compiled_or_learns_a_score_is_refused_by_name():
-    query = torch.zeros(1, 1, 8, 8)
+class Bias(torch.nn.Module):
+    """A module that is a function of scores, or has one."""
+
+    def __init__(self, train=True):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(4), requires_grad=train)
+        self.biases = torch.nn.ParameterList([self.bias])
+        self.table = torch.nn.Embedding(2 * LENGTH, 4).requires_grad_(train)
+
+    def forward(self, score, b, h, query, key):
+        return score + self.bias[h]
+
+    def apart(self, score, b, h, query, key):
+        return score + self.table.weight[query - key + LENGTH, h]
+
+    def helped(self, score, b, h, query, key):
+        return score + of_head(self.biases, h)
+
+    def sigmoids(self, score, b, h, query, key):
+        return torch.where(query >= key, score * torch.sigmoid(self.bias)[h], -float("inf"))
+
+
+def of_head(biases, h):
+    return next(iter(biases))[h]
+
+
+GLOBAL = None  # a module with a bias
+
+
+def by_global(score, b, h, query, key):
+    return score + GLOBAL.bias[h]
+
+
+def computed(module):
+    slopes = torch.exp(module.bias)
+    return lambda score, b, h, query, key: score + slopes[h] * (query - key)
+
+
+WAYS = {
+    "closure": lambda module: learned(module.bias),
+    "list": lambda module: lambda score, b, h, *_: score + [module.bias][0][h],
+    "object": lambda module: module,
+    "method": lambda module: module.apart,
+    "helper": lambda module: module.helped,
+    "factor": lambda module: module.sigmoids,
+    "argument": lambda module: functools.partial(default, of=dict(bias=module.bias)),
+    "global": lambda module: by_global,
+    "computed": computed,
+}
+
+
+def default(score, b, h, query, key, of=None):
+    return score + of["bias"][h]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_trained_bias_is_refused_however_it_is_reached(way, monkeypatch):
+    """And predicted where it is not trained: with the bytes of no bias at all, since the kernel
+    reads it where it lies."""
+
+    def run(train, change=None):
+        module = Bias(train)
+        monkeypatch.setitem(globals(), "GLOBAL", module)
+        made = WAYS[way](module)
+        step(change=change or made)()
+
     with pytest.raises(NotSimulated) as caught:
-        simulate(lambda: flex_attention(*[torch.zeros(1, 1, 8, 8)] * 3), (8, 0))
-    assert caught.value.what == refusals.FLEX_EAGER and query.sum() == 0
-    with pytest.raises(NotSimulated) as caught:
-        simulate(lambda: step(change=learned(torch.nn.Parameter(torch.zeros(4))))(), (8, 0))
+        simulate(lambda: run(True), (8, 0))
     assert caught.value.what == refusals.FLEX_LEARNED
+    frozen, plain = (
+        simulate(lambda change=change: run(False, change), (8, 0)).log
+        for change in (None, lambda score, *_: score * 2)
+    )
+    assert [size for _, size in frozen] == [size for _, size in plain]
 
 
 def test_a_bias_that_is_trained_is_planned_where_its_function_is_compiled_as_a_whole():

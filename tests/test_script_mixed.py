@@ -165,6 +165,16 @@ def test_packed_sequences_are_refused_by_name_and_line(script):
         script(line)
 
 
+def test_padded_sequences_are_predicted_as_the_refusal_of_packed_ones_says(script):
+    lines = """
+layer = torch.nn.LSTM(8, 16, batch_first=True, bidirectional=True).cuda()
+found, _ = layer(torch.randn(4, 7, 8, device="cuda"))
+assert found.shape == (4, 7, 32)
+found.sum().backward()
+"""
+    assert script(lines).updates == 2
+
+
 OUT_OF_RANGE = {
     "table(torch.tensor([1, 9]).cuda())": "uses index 9 of a dimension with 9 entries",
     "table(rows.cuda() - 1)": "uses index -1 of a dimension with 9 entries",

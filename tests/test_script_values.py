@@ -3,6 +3,8 @@
 import textwrap
 
 import pytest
+import transformers
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fake_cuda import simulate
@@ -217,6 +219,41 @@ def test_text_is_generated_to_its_stated_length(script, how):
     assert found.step_seconds > 0
 
 
+def test_a_file_that_has_a_tied_weight_twice_is_loaded_with_one(script, tmp_path):
+    """As files of torch have, and of safetensors some (`tie_weights` in modeling_utils.py)."""
+    text = f"""
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained("{tmp_path}/twice").cuda()
+    print("TIED", model.lm_head.weight is model.model.embed_tokens.weight)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(2):
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    """
+    sizes = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, vocab_size=99)
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, tie_word_embeddings=True)
+    model = transformers.LlamaForCausalLM(config)
+    state = {name: weight.clone() for name, weight in model.state_dict().items()}
+    model.save_pretrained(tmp_path / "twice")
+    save_file(state, tmp_path / "twice" / "model.safetensors", metadata={"format": "pt"})
+    one = script(LLAMA + textwrap.dedent(text))
+    simulate(one, card=T4)
+    assert "TIED True" in one.printed
+
+
+@pytest.mark.parametrize("config", ["", "generation_config=GenerationConfig(do_sample=True)"])
+def test_text_of_no_stated_length_has_20_new_tokens(script, config):
+    """As transformers says, and as it does on this CPU with tokens that never end."""
+    text = f"""
+    from transformers import GenerationConfig
+    out = model.generate(ids, {config})
+    print("LENGTH", out.shape[1] - ids.shape[1])
+    """
+    one = script(LLAMA + textwrap.dedent(text))
+    simulate(one, card=T4)
+    assert "LENGTH 20" in one.printed and FULL_LENGTH in one.note
+
+
 def test_what_was_generated_ends_nowhere(script):
     """As GRPO's trainer cuts completions (`_generate_single_turn` of grpo_trainer.py in TRL)."""
     text = """
@@ -239,7 +276,10 @@ def test_what_was_generated_ends_nowhere(script):
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("model.generate(ids)", "no stated length (generate in line 10 of train.py"),
+        (
+            "model.generate(ids, prompt_lookup_num_tokens=2)",
+            "lets another model guess tokens (generate in line 10 of train.py",
+        ),
         (
             "out = model.generate(ids, max_new_tokens=2)\nout[out > 5]",
             "generates text and picks by its values (generate in line 10 of train.py",

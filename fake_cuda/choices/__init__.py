@@ -11,6 +11,7 @@ from .attention import fused_attention
 from .autocast import FLOAT32, HALF, autocast
 from .bitsandbytes import quantized
 from .device import caches, host_copies
+from .experts import grouped_products
 from .flex import flex_attention
 from .liger import patches
 from .modules import modules
@@ -35,5 +36,5 @@ def cuda_choices(trace: Trace) -> Iterator[None]:
 def fake_modules(trace: Trace) -> Iterator[None]:
     """Libraries take fake tensors where they ask for real ones."""
     with modules(trace), every_step(trace.here), quantized(trace.here, trace.cuda):
-        with launches(trace), flex_attention(trace):
+        with launches(trace), flex_attention(trace), grouped_products(trace):
             yield

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from ..ordered import in_order
 from ..trace import Trace
 
 aten = torch.ops.aten
@@ -66,8 +67,9 @@ class Kernels:
 
     def cudnn(self, call: Call) -> bool:
         """16 bits, a dropout in sixteenths, more than one key, heads in eights and not too wide;
-        and only where it comes first (check_prefer_cudnn_attention)."""
-        first = self.capability[0] in (9, 10) and self.versions.cudnn_first
+        and only where it comes first (check_prefer_cudnn_attention) and may add up in any order
+        (check_cudnn_deterministic)."""
+        first = self.capability[0] in (9, 10) and self.versions.cudnn_first and not in_order()
         if not (first and call.half and torch.backends.cuda.cudnn_sdp_enabled()):
             return False
         widths, wider = call.widths, self.versions.wide_cudnn

@@ -141,16 +141,16 @@ def _values(what):
     )
 
 
-def _learns(what) -> bool:
-    """Whether a function knows a tensor that is to be trained."""
-    if isinstance(what, torch.Tensor):
-        return what.requires_grad
-    if isinstance(what, list | tuple):
-        return any(map(_learns, what))
-    cells = getattr(what, "__closure__", None) or ()
-    with suppress(ValueError):  # an empty one
-        return any(_learns(cell.cell_contents) for cell in cells)
-    return False
+def learns(score_mod: Callable, query) -> bool:
+    """Whether a gradient flows to what a function of scores reads, wherever it has that from: it
+    is asked, unseen by the trace, for one score that needs no gradient itself."""
+    if not torch.is_grad_enabled():
+        return False
+    with _disable_current_modes(), query.fake_mode:
+        score, place = torch.zeros(1), torch.zeros(1, dtype=torch.int32)
+        ask = getattr(score_mod, "forward", score_mod)  # of a module, without hooks
+        changed = ask(score, *[place] * 4)
+    return isinstance(changed, torch.Tensor) and changed.requires_grad
 
 
 def counted(mask_mod: Callable, sizes: tuple, block: tuple[int, int], apart: bool) -> list | None:
@@ -208,7 +208,7 @@ def attention_of(trace: Trace) -> Callable:
     def attention(query, key, value, score_mod, block_mask, *_):
         if not trace.work.compiles:
             raise NotSimulated.uses(FLEX_EAGER)
-        if _learns(score_mod):
+        if learns(score_mod, query):
             raise NotSimulated.uses(FLEX_LEARNED)
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")

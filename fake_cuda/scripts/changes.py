@@ -14,6 +14,7 @@ from contextlib import nullcontext
 import torch
 import torch.utils.cpp_extension
 import transformers.modeling_utils
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..refusals import GPU, what_it_uses
@@ -36,8 +37,8 @@ OFFLOADED = (
 )
 SCRIPTED = "torch.jit.script was run as eager code: scripted code may fuse, and take less time."
 PACKED = (
-    "packs sequences with pack_padded_sequence in {}: what a recurrent layer then does depends on "
-    "their lengths on the card, and is not predicted"
+    "packs sequences with pack_padded_sequence in {}, and what cuDNN keeps of packed ones is not "
+    "known here: leave the packing out"
 )
 EXTENSION = "compiles an extension for CUDA, whose kernels have nothing to work on here"
 STREAM = (
@@ -46,6 +47,7 @@ STREAM = (
 )
 PASSES = 1000  # backward passes; without an update so many are enough
 NEW_FAKE = FakeTensor.__new__
+TIED = transformers.modeling_utils._tied_params_are_equal
 
 
 def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
@@ -62,6 +64,7 @@ def changes(run, where: Where, moves: Moves) -> Iterator[tuple]:
     yield from _processes()
     yield from _nobody(run)
     yield transformers.modeling_utils, "accelerate_dispatch", _placed
+    yield transformers.modeling_utils, "_tied_params_are_equal", _tied
     yield from ranks(run, where, moves)
     yield from generation.changes(run, where)
     yield from closures.changes(run, where)
@@ -87,6 +90,14 @@ def _no_compiler(*_, **__):
 
 def _no_address(*_):
     raise Stop(STREAM)
+
+
+def _tied(source, target) -> bool:
+    """Whether a file that has a tied weight twice has it alike: of fake ones it is taken so."""
+    try:
+        return TIED(source, target)
+    except DataDependentOutputException:
+        return source.shape == target.shape
 
 
 def _tensors(run, where: Where, moves: Moves) -> Iterator[tuple]:

@@ -1,4 +1,4 @@
-"""Packages of CUDA kernels that a script may import, and that cannot be had without a card.
+"""Packages that a script may import, whose kernels run on a card alone.
 
 They are found where nobody installed them, and answer as if somebody had. Of each some functions
 are known, by its source: what they keep and allocate is what torch's kernels of the same algorithm
@@ -16,8 +16,8 @@ from typing import NamedTuple
 from . import apex, flash_attn, xformers
 
 ASKED = (
-    "uses {} of the package {}, which cannot be installed without a card, and of which that is not "
-    "known here"
+    "uses {} of the package {}, whose kernels run on a card alone, and of which that is not known "
+    "here"
 )
 MISSING = (
     "{} of the package {} is not known here: it was taken as missing, and what the run does "

@@ -2,13 +2,18 @@
 
 Both keep queries, keys, values, the result, a float32 of each row and the generator's state; both
 take the same scratch backward (mha_fwd, mha_bwd and their varlen forms in
-csrc/flash_attn/flash_api.cpp; aten/src/ATen/native/transformers/cuda/flash_attn).
+csrc/flash_attn/flash_api.cpp; aten/src/ATen/native/transformers/cuda/flash_attn). ALiBi's slopes
+are read where they lie (set_params_alibi). Whether backward adds up in one order is told by an
+argument, and not by torch's switch.
 """
+
+from contextlib import ExitStack
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 
+from ..ordered import told
 from .words import Stop
 
 VERSION = "2.8.3"
@@ -33,11 +38,38 @@ def _check(q, *others) -> None:
         raise RuntimeError("Number of heads in key/value must divide number of heads in query")
 
 
-def _refuse(given: dict) -> None:
-    """What changes the memory: a bias of each head, and the attention itself as a result."""
-    for name in ("alibi_slopes", "return_attn_probs", "block_table"):
-        if given.get(name) not in (None, False):
+def _check_slopes(q, slopes) -> None:
+    """As set_params_alibi checks them."""
+    if slopes is None:
+        return
+    heads, texts = q.shape[-2], slopes.shape[:-1]
+    if slopes.dtype != torch.float32:
+        raise RuntimeError("ALiBi slopes must have dtype fp32")
+    if (
+        slopes.shape[-1] != heads
+        or len(texts) > 1
+        or q.dim() == 4
+        and texts not in ((), q.shape[:1])
+    ):
+        raise RuntimeError("alibi_slopes must have the shape [heads] or [batch, heads]")
+
+
+def _refuse(**given) -> None:
+    """What changes the memory: the attention itself as a result, and keys that lie in pages."""
+    for name, value in given.items():
+        if value is not None and value is not False:
             raise Stop(f"uses {LIKE.format(name)}")
+
+
+def _ordered(out, deterministic: bool):
+    """A result whose backward pass adds up in one order if that is asked for."""
+    node = out.grad_fn
+    if node is None:
+        return out
+    stack = ExitStack()
+    node.register_prehook(lambda _: stack.enter_context(told(bool(deterministic))) and None)
+    node.register_hook(lambda *_: stack.close())
+    return out
 
 
 def flash_attn_func(
@@ -58,12 +90,14 @@ def flash_attn_func(
     A window takes no other memory; its time is that of the whole attention, which is longer.
     """
     _check(q, k, v)
-    _refuse(dict(alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs))
+    _check_slopes(q, alibi_slopes)
+    _refuse(return_attn_probs=return_attn_probs)
     wide = -q.shape[-1] % 8
     q, k, v = (F.pad(x, (0, wide)) if wide else x for x in (q, k, v))
     turned = [x.transpose(1, 2) for x in (q, k, v)]
     flash = torch.ops.aten._scaled_dot_product_flash_attention
-    out = flash(*turned, dropout_p, causal, scale=softmax_scale)[0].transpose(1, 2)
+    out = flash(*turned, dropout_p, causal, scale=softmax_scale)[0]
+    out = _ordered(out, deterministic).transpose(1, 2)
     return out[..., : out.shape[-1] - wide] if wide else out
 
 
@@ -100,9 +134,10 @@ def flash_attn_varlen_func(
     block_table=None,
 ):
     """Attention of texts end to end, [tokens, heads, width]: its time depends on their lengths."""
+    _refuse(block_table=block_table)
     _check(q, k, v)
-    given = dict(alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs)
-    _refuse(given | dict(block_table=block_table))
+    _check_slopes(q, alibi_slopes)
+    _refuse(return_attn_probs=return_attn_probs)
     wide = -q.shape[-1] % 8
     q, k, v = (F.pad(x, (0, wide)) if wide else x for x in (q, k, v))
     longest = (max_seqlen_q, max_seqlen_k)
@@ -110,6 +145,7 @@ def flash_attn_varlen_func(
     window = (-1, 0) if causal else (-1, -1)
     options = dict(scale=softmax_scale, window_size=window, enable_gqa=q.shape[1] != k.shape[1])
     out = varlen_attn(q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, **options)
+    out = _ordered(out, deterministic)
     return out[..., : out.shape[-1] - wide] if wide else out
 
 

@@ -1,4 +1,5 @@
-"""Text that a script generates: no fake token ever ends it, so it runs to its stated length."""
+"""Text that a script generates: no fake token ever ends it, so it runs to its stated length, or to
+the 20 new tokens of transformers where none is stated (`_prepare_generated_length`)."""
 
 import traceback
 from collections.abc import Iterator
@@ -11,13 +12,14 @@ from .words import Stop, TimeOver, stood
 
 GENERATE, ENDED = GenerationMixin.generate, StoppingCriteriaList.__call__
 BEAMS = GenerationMixin._beam_search_has_unfinished_sequences
-LENGTHS = ("max_new_tokens", "max_length")
 GUESSING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
-NO_LENGTH = "generates text of no stated length ({}): give it max_new_tokens"
 ASSISTED = "lets another model guess tokens ({}), of which fake tensors accept none or all"
 NOT_DONE = "generates text ({}) that was not complete when its seconds were over"
 SPECIAL = ("eos_token_id", "pad_token_id")
-FULL_LENGTH = "Text was generated to its full stated length, which on a card an end token may cut."
+FULL_LENGTH = (
+    "Text was generated to its full stated length, or to transformers' 20 new tokens without one: "
+    "on a card an end token may cut it."
+)
 
 
 def changes(run, where) -> Iterator[tuple]:
@@ -31,8 +33,6 @@ def changes(run, where) -> Iterator[tuple]:
         run.generated = f"generate in {stood(traceback.extract_stack())}"
         config = options.get("generation_config") or (args[1:2] or [None])[0]
         asked = [options, vars(config) if config else {}, vars(model.generation_config)]
-        if not any(given.get(name) for given in asked for name in LENGTHS):
-            raise Stop(NO_LENGTH.format(run.generated))
         if any(given.get(name) for given in asked for name in GUESSING):
             raise Stop(ASSISTED.format(run.generated))
         passes, begin = len(run.trace.passes), len(run.trace.work.operations)

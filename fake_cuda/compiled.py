@@ -5,6 +5,7 @@ for backward, what is computed again. In Inductor's place stands `compiled_plan`
 run on the simulation's fake tensors. Nothing is imported before the first call of compiled code.
 """
 
+import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -16,6 +17,7 @@ from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .choices import flex
+from .mode import OneMode
 from .operations import in_backward
 from .refusals import NotSimulated
 from .scratch import PRODUCTS
@@ -235,11 +237,23 @@ def _skipped(alone: bool = False):
     )
 
 
+def _never(code: types.CodeType) -> None:
+    """This code and all that it calls is left to Python, and nobody is asked. Torch would put a
+    guard around the dispatch of a mode instead, which takes longer than a small operation
+    (torch/utils/_python_dispatch.py)."""
+    from torch._dynamo.eval_frame import set_code_exec_strategy
+    from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+    set_code_exec_strategy(code, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
+
+
 @contextmanager
 def compiled(trace: Trace, compiler: Compiler) -> Iterator[None]:
     """Compiled code is planned for the card of a trace; the process is left without its traces."""
     from torch._dynamo import eval_frame
 
+    for mode in (OneMode, Trace):
+        _never(mode.__torch_dispatch__.__code__)
     stance = eval_frame._callback_from_stance
     compiler.attention = F.scaled_dot_product_attention  # by now as the card chooses it
     with ExitStack() as stack:

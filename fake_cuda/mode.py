@@ -2,15 +2,17 @@
 
 Torch remembers what an operation returns for tensors of one shape. Half of a simulation went by in
 writing down the key under which it looks that up: seventeen fields of each tensor, most of which
-follow from the others or are the same for every tensor of a training run.
+follow from the others or are the same for every tensor of a training run. Half of the rest went by
+on the way there, and in checking again what a new fake tensor is told.
 """
 
 import torch
 from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
+    _CacheKeyState,
     _DispatchCacheKey,
-    in_kernel_invocation_manager,
+    _DispatchCacheValidEntry,
 )
 
 from .refusals import OUTSIDE, NotSimulated
@@ -21,6 +23,25 @@ _PLAIN.add(torch.memory_format)
 
 class OneMode(FakeTensorMode):
     """The fake tensors of one simulation."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.told: dict[torch.device, dict] = {}  # what a fake tensor knows of itself, by device
+        self.state = _CacheKeyState(None)  # of sizes that are numbers
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No guard of torch's stands around each dispatch: `compiled` keeps compilers out."""
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Torch's, after a look at what it remembers."""
+        if self.cache_enabled and not self.cache_crosscheck_enabled:
+            key = self._short_key(func, args, kwargs)
+            entry = key and self.cache.get(key)
+            if type(entry) is _DispatchCacheValidEntry:
+                return self._output_from_cache_entry(self.state, entry, key, func, args)
+        return super().__torch_dispatch__(func, types, args, kwargs or {})
 
     def __deepcopy__(self, memo: dict) -> "OneMode":
         """A copied tensor belongs to the same simulation, not to a copy of it (peft, averages)."""
@@ -35,6 +56,10 @@ class OneMode(FakeTensorMode):
 
     def _cache_key(self, state, func, args, kwargs):
         """Torch's key without what follows from the rest; torch's own for uncommon arguments."""
+        return self._short_key(func, args, kwargs) or super()._cache_key(state, func, args, kwargs)
+
+    def _short_key(self, func, args, kwargs) -> _DispatchCacheKey | None:
+        """The key without what follows from the rest; None for uncommon arguments."""
         key = [
             func,
             torch.get_default_dtype(),
@@ -45,18 +70,14 @@ class OneMode(FakeTensorMode):
         if common and kwargs:
             key += kwargs
             common = self._describe(key, kwargs.values())
-        return (
-            _DispatchCacheKey(tuple(key))
-            if common
-            else super()._cache_key(state, func, args, kwargs)
-        )
+        return _DispatchCacheKey(tuple(key)) if common else None
 
     def _get_output_tensor_from_cache_entry(self, state, entry, key, func, args):
         """Torch's, for what is neither a number, an argument, nor seen conjugated or negated."""
         known = entry.metadata
         if known is None or known.is_conj or known.is_neg or self.shape_env is not None:
             return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
-        with in_kernel_invocation_manager(self):
+        with torch._C._DisableTorchDispatch():
             found = torch.empty_strided(
                 known.shape,
                 known.stride,
@@ -67,7 +88,25 @@ class OneMode(FakeTensorMode):
             if func.is_view:
                 storage = args[entry.view_idx].untyped_storage()
                 found.set_(storage, known.storage_offset, known.shape, known.stride)
-        return FakeTensor(self, found, known.device)
+        return self._fake(found, known.device)
+
+    def _fake(self, tensor: torch.Tensor, device: torch.device) -> FakeTensor:
+        """`FakeTensor(self, tensor, device)`: the first one's attributes are those of all."""
+        told = self.told.get(device)
+        if told is None or not self._allow_unsafe_data_ptr_access:
+            found = FakeTensor(self, tensor, device)
+            self.told[device] = dict(found.__dict__)
+            return found
+        found = torch.Tensor._make_subclass(
+            FakeTensor,
+            tensor,
+            tensor.requires_grad,
+            dispatch_device=True,
+            device_for_backend_keys=device,
+        )
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(found)
+        found.__dict__.update(told)
+        return found
 
     def _describe(self, key: list, values) -> bool:
         """Append to `key` all of `values` that results may depend on; False if that is not known.

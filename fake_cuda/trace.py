@@ -63,6 +63,11 @@ class Trace(TorchDispatchMode):
         self.streams = Streams(self.events, self.work.operations, card)
         alone()  # which no mode may disturb
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No guard of torch's stands around each dispatch: `compiled` keeps compilers out."""
+        return False
+
     def empty_cache(self, *_) -> None:
         self.events.append(EMPTY_CACHE)
 
@@ -141,10 +146,10 @@ class Trace(TorchDispatchMode):
         return events, kinds
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device  # autograd asks more often than all else together
         if any(map(wraps, types)):
             return NotImplemented
-        if func is DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # autograd asks more often than all else together
         if self.refused:
             raise self.refused
         if func is aten._local_scalar_dense.default:
@@ -197,7 +202,8 @@ class Trace(TorchDispatchMode):
     def done(self, func, args, kwargs, out) -> None:
         """An operation was run: what it returned, and what it asked of the card."""
         self.zeros = id(out) if func in ZEROS else None
-        leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        single = isinstance(out, torch.Tensor)  # as most operations return
+        leaves = [t for t in ([out] if single else tree_leaves(out)) if isinstance(t, torch.Tensor)]
         keep(func, args, kwargs, leaves)
         for tensor in leaves:
             self.see(tensor, HOST if self.on_host else None)

@@ -68,7 +68,8 @@ class _Watch:
         least = 100_000 if hasattr(optimizer, "get_state_buffer") else 0
         leaves = [leaf for state in optimizer.state.values() for leaf in tree_leaves(state)]
         # GaLore and APOLLO keep their projections in objects of their own.
-        leaves += [inner for leaf in leaves for inner in getattr(leaf, "__dict__", {}).values()]
+        inside = [getattr(leaf, "__dict__", {}).values() for leaf in leaves]
+        leaves += [t for values in inside for t in values if isinstance(t, torch.Tensor)]
         for tensor in leaves:
             away = paged and isinstance(tensor, torch.Tensor) and tensor.numel() >= least
             if away and trace.cuda:

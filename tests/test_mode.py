@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
-from fake_cuda import mode
+from fake_cuda import mode, simulate
+from fake_cuda.compiled import Compiler
+from fake_cuda.trace import Trace
 from helpers import language_modelling, predict, text_classification
 
 SETTINGS = [
@@ -70,3 +73,45 @@ class TestKeys:
             func = torch.ops.aten.add.Tensor
             key = inside._cache_key(state, func, (one, 1j), {})
             assert key == super(mode.OneMode, inside)._cache_key(state, func, (one, 1j), {})
+
+
+def test_what_a_fake_tensor_knows_of_itself_is_what_torch_tells_it():
+    with mode.OneMode() as inside:
+        for device in ("cpu", "cpu", "meta", "meta"):
+            meta = torch.empty(2, 3, device="meta", requires_grad=device == "meta")
+            found = inside._fake(meta, torch.device(device))
+            known = FakeTensor(inside, meta, torch.device(device))
+            assert vars(found) == vars(known) and type(found) is FakeTensor
+            assert vars(found) is not vars(inside._fake(meta, torch.device(device)))
+            assert found.device == known.device and found.requires_grad == known.requires_grad
+            keys = torch._C._dispatch_keys
+            assert keys(found) == keys(known)
+
+
+def run():
+    layer = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(layer.parameters())
+
+    @torch.compile
+    def compiled(x):
+        with open(__file__):  # where a break leaves the whole frame to Python, and asks for others
+            torch._dynamo.graph_break()
+            return layer(x * 2)
+
+    for _ in range(2):
+        compiled(torch.zeros(2, 8)).sum().backward()
+        optimizer.step()
+
+
+def test_no_dispatch_is_guarded_and_none_is_compiled(monkeypatch):
+    asked, skips = [], Compiler.skips
+
+    def ask(compiler, frame):
+        asked.append(frame.f_code.co_name)
+        return skips(compiler, frame)
+
+    monkeypatch.setattr(Compiler, "skips", ask)
+    simulate(run)
+    assert asked and "__torch_dispatch__" not in asked
+    for kind in (mode.OneMode, Trace):
+        assert kind.__torch_dispatch__.__globals__["__name__"].startswith("fake_cuda.")

@@ -28,6 +28,9 @@ OWNERS = {
     "_buffers _forward_hooks _forward_pre_hooks _parameters": lambda: torch.nn.Linear(1, 1),
     "_can_decompose _schema": lambda: torch.ops.aten.mm.default,
     "_cdata": lambda: torch.ones(1).untyped_storage(),
+    "_allow_unsafe_data_ptr_access _output_from_cache_entry": lambda: find(
+        "torch._subclasses.fake_tensor.FakeTensorMode"
+    )(),
     "_auto_collation _base_seed _collate_fn _dataset _dataset_kind _drop_last": lambda: iter(
         torch.utils.data.DataLoader([1])
     ),

@@ -71,6 +71,13 @@ class Question:
             auto = workloads.MODELS[self.workload.task]
             return auto.from_config(copy.deepcopy(self.workload.config))
 
+    def with_batch(self, batch: int) -> "Question":
+        """The same for so many samples of a step; a model that is built already serves both."""
+        found = replace(self, batch=batch)
+        if "skeleton" in vars(self):
+            vars(found)["skeleton"] = self.skeleton  # where `cached_property` keeps it
+        return found
+
     @functools.cached_property
     def mixture(self) -> bool:
         """Whether the model is a mixture whose experts are one parameter in each layer."""

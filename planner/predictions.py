@@ -91,7 +91,7 @@ class Predictions:
         """What is kept on disk, or is predicted."""
         asked, workload = self.question, self._workload(layers, length)
 
-        def make() -> Facts:
+        def _make() -> Facts:
             depth = f", {len(layers)} layers" if layers else ""
             self.say(f"predicting {plan.name}, micro-batch {micro_batch}{depth}")
             if self.workers:
@@ -99,12 +99,12 @@ class Predictions:
             return self._predicted(plan, micro_batch, workload)
 
         if not self.keep:
-            return make()
+            return _make()
         key = [workload.config.to_dict(), workload.task, workload.length, plan.name]
         key += [asked.settings(plan, micro_batch), cache.code()]
         key += [asked.card.name, asked.card.capability, asked.card.facts]
         key += host_of(self.host, hardware.gpu(asked.card.name))
-        return cache.kept(json.dumps(key, default=str), make)
+        return cache.kept(json.dumps(key, default=str), _make)
 
     def _workload(self, layers: tuple, length: int) -> Workload:
         """The question's, or a twin of it, or one of other samples."""

@@ -6,7 +6,7 @@ The same `Trainer` runs on fake tensors, which have a shape and a type but no da
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -115,6 +115,7 @@ def predict(
     gpu: str = "here",
     optimizer: Callable | None = None,
     host: float | str | Timed | None = None,
+    few: Sequence[Workload] = (),
     **settings,
 ) -> Prediction:
     """Predict memory and time of `train(workload, ...)` with the same keywords, without running it.
@@ -130,6 +131,8 @@ def predict(
         host: how many seconds the card's computer needs for one operation: a number, "fast",
             "typical" or "slow". `onegpu calibrate` finds it by one small step, or by one that was
             timed, and what it found of this machine holds for its own card.
+        few: the workload with `fake_cuda.depth.SHALLOW` layers, where all of them are alike: then
+            it is predicted by these, if that gives the same to the byte.
         settings: keywords of `TrainingArguments`.
 
     Returns:
@@ -165,7 +168,11 @@ def predict(
     known = card and Card.of(card.name, card.capability, card.facts, bool(tf32))
     if isinstance(workload, Script):
         known = _with_memory(known, card)
-    found = simulate(run, known, host=seconds, repeat=times / min(2, times))
+    speed = {"host": seconds, "repeat": times / min(2, times)}
+    if few:
+        speed["few"] = [_training(one, settings, optimizer, card).run for one in few]
+        speed["layers"] = workload.config.num_hidden_layers
+    found = simulate(run, known, **speed)
     notes = asked.note, renamed, _note_of(workload), found.time and found.time.note
     notes += (found.step_seconds and about_host,)
     notes += (not card and found.convolves and CONVOLUTIONS,)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from fake_cuda.depth import SHALLOW
 from helpers import hardware
 from helpers.host import host_of
 from helpers.prediction import Prediction, predict
@@ -19,6 +20,8 @@ from .facts import Facts
 from .question import Question
 from .techniques import Plan
 from .workers import Workers
+
+DEEP = 12  # layers from which on a model is predicted by its few: for less it hardly pays
 
 
 class Estimate(NamedTuple):
@@ -117,6 +120,7 @@ class Predictions:
         return replace(whole, config=config, length=length or whole.length)
 
     def _predicted(self, plan: Plan, micro_batch: int, workload: Workload) -> Facts:
+        few = [self.question.changed(plan, one) for one in self._few(workload)]
         workload = self.question.changed(plan, workload)
         keywords = self.question.settings(plan, micro_batch)
         micro_batches = 1
@@ -126,8 +130,17 @@ class Predictions:
             if micro_batches > 1:
                 keywords["gradient_accumulation_steps"] = 1
         card = self.question.card.name
-        found = predict(workload, gpu=card, optimizer=plan.optimizer, host=self.host, **keywords)
+        keywords |= {"optimizer": plan.optimizer, "host": self.host, "few": few}
+        found = predict(workload, gpu=card, **keywords)
         return facts_of(found, micro_batches)
+
+    def _few(self, workload: Workload) -> list[Workload]:
+        """The same with few layers, for a deep model whose layers are alike."""
+        config = workload.config
+        if getattr(config, "num_hidden_layers", 0) < DEEP or not self.question.alike:
+            return []
+        kind = (getattr(config, "layer_types", None) or ["any"])[0]
+        return [self._workload((kind,) * n, workload.length) for n in SHALLOW]
 
     def estimate(self, plan: Plan, micro_batch: int, *, length: int = 0) -> Estimate:
         """Need and time at full depth, from twins."""

@@ -18,7 +18,8 @@ FOLDER = ROOT / "planner"
 ARROWS = {
     "changes": set(),
     "techniques": {"changes"},
-    "question": {"changes", "techniques"},
+    "layers": set(),
+    "question": {"changes", "techniques", "layers"},
     "facts": set(),
     "cache": {"facts"},
     "workers": set(),

@@ -3,8 +3,8 @@
 import dataclasses
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import numpy as np
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -13,6 +13,7 @@ from . import cost
 from .card import Card
 from .choices import cuda_choices, fake_modules
 from .compiled import Compiler, compiled
+from .depth import Irregular, Seen, deeper
 from .here import Here
 from .mode import OneMode
 from .refusals import NO_TRITON, NO_VALUES, NotSimulated, what_it_uses
@@ -35,6 +36,8 @@ def simulate(
     versions: Versions | None = None,
     inside: Callable[[Trace], AbstractContextManager] | None = None,
     compiler: Callable[[Trace], Compiler] = Compiler,
+    few: Sequence[Callable] = (),
+    layers: int = 0,
     **speed: float,
 ) -> Simulation:
     """Simulate `run`, a function that builds its model on the CPU and takes two optimizer steps.
@@ -53,6 +56,9 @@ def simulate(
             ones if not told.
         inside: what a script's process puts around its run, in all of its threads.
         compiler: who compiles there.
+        few: the same runs of models with `depth.SHALLOW` layers, where all layers are alike. If
+            the log follows from theirs, it is written, and `run` is not called.
+        layers: how many the model of `run` has, where there are `few`.
         speed: keywords of `cost.step_time`: `host` and `repeat`.
 
     Returns:
@@ -76,35 +82,61 @@ def simulate(
     versions = versions or chosen()
     if isinstance(run, Script):
         return run.simulated(card=card, versions=versions, **speed)
-    known = card if isinstance(card, Card) else card and Card.like(card)
-    trace = Trace(known or None, versions, Here(everywhere=inside is not None))
+    if few:
+        with suppress(Irregular):
+            return _deep(few, layers, card, versions, compiler, speed)
+    trace = _trace(card, versions, inside is not None)
     if inside:  # one that cannot be ended asks for its answer from within
-        run.found = lambda: _found(trace, card, *_seen(trace), True, speed)
-    with _LOCK, _in_words(trace), _fake(trace, compiler(trace), inside):
-        kept = run()
-        seen, phases = _seen(trace)  # what dies after this line is not part of the run
-    found = _found(trace, card, seen, phases, inside is not None, speed)
+        run.found = lambda: _found(trace, card, _seen(trace), True, speed)
+    seen, kept = _run(run, trace, compiler, inside)
+    found = _found(trace, card, seen, inside is not None, speed)
     del kept
     return found
 
 
-def _seen(trace: Trace) -> tuple[Events, list[str]]:
-    """What the trace has seen until now, and its phases."""
+def _deep(
+    few: Sequence[Callable], layers: int, card, versions: Versions, compiler: Callable, speed: dict
+) -> Simulation:
+    """The simulation of a deep run by those of few layers; or `Irregular`."""
+    seen = []
+    for run in few:
+        trace = _trace(card, versions, False)
+        found, kept = _run(run, trace, compiler)
+        seen.append(found)
+        del kept
+    return _found(trace, card, deeper(seen, layers), False, speed)
+
+
+def _trace(card: Card | tuple[int, int] | None, versions: Versions, everywhere: bool) -> Trace:
+    known = card if isinstance(card, Card) else card and Card.like(card)
+    return Trace(known or None, versions, Here(everywhere=everywhere))
+
+
+def _run(
+    run: Callable, trace: Trace, compiler: Callable, inside: Callable | None = None
+) -> tuple[Seen, object]:
+    """What the trace has seen of a run, and what the run returned."""
+    with _LOCK, _in_words(trace), _fake(trace, compiler(trace), inside):
+        kept = run()
+        return _seen(trace), kept  # what dies after this line is not part of the run
+
+
+def _seen(trace: Trace) -> Seen:
+    """What the trace has seen until now."""
     if trace.refused:
         raise trace.refused
     events, kinds = trace.so_far()
     made_on, late = trace.streams.made_on, frozenset(trace.streams.late)
-    return Events(events, kinds, trace.size, trace.since, made_on, late), list(trace.phases)
+    found = Events(events, kinds, trace.size, trace.since, made_on, late)
+    return Seen(found, list(trace.phases), trace.work.operations, trace.work.notes)
 
 
-def _found(
-    trace: Trace, card, seen: Events, phases: list[str], script: bool, speed: dict
-) -> Simulation:
+def _found(trace: Trace, card, seen: Seen, script: bool, speed: dict) -> Simulation:
     """What was seen, replayed."""
-    found, rows = replay(seen, trace.cuda)
+    found, rows = replay(seen.events, trace.cuda)
     found.convolves = trace.convolves
     if isinstance(card, Card):
-        _add_time(found, rows, trace, phases, script, speed)
+        _add_time(found, rows, trace, seen, script, speed)
     return found
 
 
@@ -147,14 +179,14 @@ def _in_words(trace: Trace) -> Iterator[None]:
 
 
 def _add_time(
-    found: Simulation, rows: np.ndarray, trace: Trace, phases: list[str], script: bool, speed: dict
+    found: Simulation, rows: np.ndarray, trace: Trace, seen: Seen, script: bool, speed: dict
 ) -> None:
     """The time of the last step, and when the card is there in the timeline."""
     card = trace.card
     if trace.fp16:  # for which bf16 stood
         rates = card.rates | {"bf16": card.rates.get("fp16", 0)}
         card = dataclasses.replace(card, rates=rates)
-    step, found.time = _time(trace.work, phases, trace.passes if script else [], card, **speed)
+    step, found.time = _time(seen, trace.passes if script else [], card, **speed)
     found.seconds = np.zeros(len(found.timeline))
     for op, end in zip(step, found.time.ends, strict=False):  # no ends without a time
         # Its results are there when it begins, what follows comes when it is done.
@@ -162,10 +194,11 @@ def _add_time(
     found.seconds = np.maximum.accumulate(found.seconds)
 
 
-def _time(work, phases: list[str], passes: list[int], card: Card, **speed) -> tuple:
+def _time(seen: Seen, passes: list[int], card: Card, **speed) -> tuple:
     """The operations of the last step and their time; without a step of an optimizer, from the last
     forward passes in a row on, or of the last whole one of `passes`, which are the numbers of the
     operations that begin them."""
+    phases, operations = seen.phases, seen.operations
     ends = step_ends(phases)
     if ends:
         first, last = ends[-2] if len(ends) > 1 else 1, ends[-1]
@@ -175,13 +208,13 @@ def _time(work, phases: list[str], passes: list[int], card: Card, **speed) -> tu
         first, last = starts[-1], len(phases)
         notes = [NO_STEP]
     # What precedes the first forward pass builds the model, but between steps gradients are freed.
-    step = [op for op in work.operations if first <= op.phase < last]
+    step = [op for op in operations if first <= op.phase < last]
     if passes and not ends:
-        begin, end = [*passes, len(work.operations)][-2 - (len(passes) > 1) :][:2]
-        step, notes = work.operations[begin:end], []
+        begin, end = [*passes, len(operations)][-2 - (len(passes) > 1) :][:2]
+        step, notes = operations[begin:end], []
     if not step:
         return step, cost.Time(note="No time is predicted: no step was seen.")
     found = cost.step_time(step, phases, card, **speed)
-    notes += [note for note, phase in work.notes.items() if first <= phase < last]
+    notes += [note for note, phase in seen.notes.items() if first <= phase < last]
     what = "pass" if passes and not ends else "step"
     return step, dataclasses.replace(found, note=found.note or " ".join(notes), what=what)

@@ -6,7 +6,7 @@ The same `Trainer` runs on fake tensors, which have a shape and a type but no da
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -116,6 +116,7 @@ def predict(
     gpu: str = "here",
     optimizer: Callable | None = None,
     host: float | str | Timed | None = None,
+    few: Sequence[Workload] = (),
     **settings,
 ) -> Prediction:
     """Predict memory and time of `train(workload, ...)` with the same keywords, without running it.
@@ -131,6 +132,8 @@ def predict(
         host: how many seconds the card's computer needs for one operation: a number, "fast",
             "typical" or "slow". `onegpu calibrate` finds it by one small step, or by one that was
             timed, and what it found of this machine holds for its own card.
+        few: the workload with `fake_cuda.depth.SHALLOW` layers, where all of them are alike: then
+            it is predicted by these, if that gives the same to the byte.
         settings: keywords of `TrainingArguments`.
 
     Returns:
@@ -158,18 +161,17 @@ def predict(
         raise ValueError("a function of your own takes no settings: put them inside of it")
     else:
         asked = _own_function(workload, card)
-    run = asked.run
     began = time.perf_counter()
-    tf32, times = settings.get("tf32"), settings.get("gradient_accumulation_steps", 1)
-    if tf32 is None:  # which compiling switches on (TrainingArguments.__post_init__)
-        tf32 = bool(settings.get("torch_compile")) and card is not None
-    known = card and Card.of(card.name, card.capability, card.facts, bool(tf32))
+    known, times = _known(card, settings), settings.get("gradient_accumulation_steps", 1)
     if isinstance(workload, Script):
         known = _with_memory(known, card)
-    found = simulate(run, known, host=seconds, repeat=times / min(2, times))
+    speed = {"host": seconds, "repeat": times / min(2, times)}
+    if few:
+        speed["few"] = [_training(one, settings, optimizer, card).run for one in few]
+        speed["layers"] = workload.config.num_hidden_layers
+    found = simulate(asked.run, known, **speed)
     notes = asked.note, renamed, _note_of(workload), found.time and found.time.note
-    notes += (found.step_seconds and about_host,)
-    notes += (not card and found.convolves and CONVOLUTIONS,)
+    notes += found.step_seconds and about_host, not card and found.convolves and CONVOLUTIONS
     return Prediction(
         name=name or asked.workload,
         workload=asked.workload,
@@ -221,6 +223,13 @@ def _own_function(run: Callable, card: GPU | None) -> _Asked:
 def _note_of(run: Workload | Callable) -> str:
     """What is said of a workload, or of how a script ran."""
     return run.note if isinstance(run, Workload | Script) else ""
+
+
+def _known(card: GPU | None, settings: dict) -> Card | None:
+    tf32 = settings.get("tf32")
+    if tf32 is None:  # which compiling switches on (TrainingArguments.__post_init__)
+        tf32 = settings.get("torch_compile")
+    return card and Card.of(card.name, card.capability, card.facts, bool(tf32))
 
 
 def _with_memory(known: Card, card: GPU) -> Card:

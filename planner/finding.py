@@ -54,8 +54,9 @@ def _recorded(options: argparse.Namespace) -> Fit | None:
 def _predicted(options: argparse.Namespace) -> Fit:
     """What is predicted now."""
     from . import fit
+    from .workers import usual_number
 
     asked = _asked(options) | {"data": options.data, "longest": options.longest}
-    asked |= _order(options)
+    asked |= _order(options) | {"processes": usual_number()}
     with Progress() as progress:
         return fit(options.model, options.gpu or CARD, **asked, say=progress)

@@ -1,13 +1,15 @@
 """What is predicted for a question: of the whole model, and of twins with few layers."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from fake_cuda.depth import SHALLOW
 from helpers import hardware
 from helpers.host import host_of
 from helpers.prediction import Prediction, predict
@@ -17,6 +19,9 @@ from . import cache
 from .facts import Facts
 from .question import Question
 from .techniques import Plan
+from .workers import Workers
+
+DEEP = 12  # layers from which on a model is predicted by its few: for less it hardly pays
 
 
 class Estimate(NamedTuple):
@@ -34,13 +39,40 @@ def no_progress(text: str) -> None:
 class Predictions:
     """Predictions for a question; `say` is told of each, `keep` is whether they stay on disk.
 
-    `host` is that of `predict`.
+    `host` is that of `predict`, and `workers` are who predicts; this process if None.
     """
 
     question: Question
     say: Callable[[str], None] = no_progress
     keep: bool = True
     host: float | str | None = None
+    workers: Workers | None = None
+    known: dict = field(default_factory=dict, init=False, repr=False)  # what was asked before
+
+    @contextmanager
+    def side_by_side(self, processes: int) -> Iterator["Predictions"]:
+        """The same, by so many processes at once."""
+        if processes < 2:
+            yield self
+            return
+        _ = self.question.mixture  # its skeleton is built once, and copied
+        with Workers(processes, self._answer) as workers:
+            yield replace(self, workers=workers)
+
+    def _answer(self, batch: int, plan: str, micro_batch: int, layers: tuple, length: int) -> Facts:
+        """What a worker answers: a prediction for the question with another batch."""
+        asked = self if batch == self.question.batch else self.with_batch(batch)
+        return asked._predicted(Plan.named(plan), micro_batch, asked._workload(layers, length))
+
+    def with_batch(self, batch: int) -> "Predictions":
+        """The same for so many samples of a step."""
+        return replace(self, question=self.question.with_batch(batch))
+
+    def each(self, function: Callable, values: list) -> list:
+        """What a function that predicts returns for each value, in their order."""
+        if self.workers is None:
+            return list(map(function, values))
+        return self.workers.each(function, values)
 
     def predict(
         self, plan: Plan, micro_batch: int, *, layers: tuple = (), length: int = 0
@@ -53,28 +85,43 @@ class Predictions:
             layers: the kind of each layer of a twin; the whole model if empty.
             length: tokens of a sample; those of the question if 0.
         """
-        asked, whole = self.question, self.question.workload
+        key = plan, micro_batch, layers, length
+        if key not in self.known:
+            self.known[key] = self._kept(*key)
+        return self.known[key]
+
+    def _kept(self, plan: Plan, micro_batch: int, layers: tuple, length: int) -> Facts:
+        """What is kept on disk, or is predicted."""
+        asked, workload = self.question, self._workload(layers, length)
+
+        def _make() -> Facts:
+            depth = f", {len(layers)} layers" if layers else ""
+            self.say(f"predicting {plan.name}, micro-batch {micro_batch}{depth}")
+            if self.workers:
+                return self.workers.ask(asked.batch, plan.name, micro_batch, layers, length)
+            return self._predicted(plan, micro_batch, workload)
+
+        if not self.keep:
+            return _make()
+        key = [workload.config.to_dict(), workload.task, workload.length, plan.name]
+        key += [asked.settings(plan, micro_batch), cache.code()]
+        key += [asked.card.name, asked.card.capability, asked.card.facts]
+        key += host_of(self.host, hardware.gpu(asked.card.name))
+        return cache.kept(json.dumps(key, default=str), _make)
+
+    def _workload(self, layers: tuple, length: int) -> Workload:
+        """The question's, or a twin of it, or one of other samples."""
+        whole = self.question.workload
         config = type(whole.config).from_dict(whole.config.to_dict())
         if layers:
             config.num_hidden_layers = len(layers)
             if getattr(config, "layer_types", None):
                 config.layer_types = list(layers)
-        workload = replace(whole, config=config, length=length or whole.length)
-
-        def make() -> Facts:
-            depth = f", {len(layers)} layers" if layers else ""
-            self.say(f"predicting {plan.name}, micro-batch {micro_batch}{depth}")
-            return self._predicted(plan, micro_batch, asked.changed(plan, workload))
-
-        if not self.keep:
-            return make()
-        key = [config.to_dict(), workload.task, workload.length, plan.name]
-        key += [asked.settings(plan, micro_batch), cache.code()]
-        key += [asked.card.name, asked.card.capability, asked.card.facts]
-        key += host_of(self.host, hardware.gpu(asked.card.name))
-        return cache.kept(json.dumps(key, default=str), make)
+        return replace(whole, config=config, length=length or whole.length)
 
     def _predicted(self, plan: Plan, micro_batch: int, workload: Workload) -> Facts:
+        few = [self.question.changed(plan, one) for one in self._few(workload)]
+        workload = self.question.changed(plan, workload)
         keywords = self.question.settings(plan, micro_batch)
         micro_batches = 1
         if plan.kind.adapters:
@@ -83,8 +130,17 @@ class Predictions:
             if micro_batches > 1:
                 keywords["gradient_accumulation_steps"] = 1
         card = self.question.card.name
-        found = predict(workload, gpu=card, optimizer=plan.optimizer, host=self.host, **keywords)
+        keywords |= {"optimizer": plan.optimizer, "host": self.host, "few": few}
+        found = predict(workload, gpu=card, **keywords)
         return facts_of(found, micro_batches)
+
+    def _few(self, workload: Workload) -> list[Workload]:
+        """The same with few layers, for a deep model whose layers are alike."""
+        config = workload.config
+        if getattr(config, "num_hidden_layers", 0) < DEEP or not self.question.alike:
+            return []
+        kind = (getattr(config, "layer_types", None) or ["any"])[0]
+        return [self._workload((kind,) * n, workload.length) for n in SHALLOW]
 
     def estimate(self, plan: Plan, micro_batch: int, *, length: int = 0) -> Estimate:
         """Need and time at full depth, from twins."""

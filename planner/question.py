@@ -17,6 +17,7 @@ from helpers.settings import why_no_liger
 from helpers.workloads import Workload
 
 from .changes import stacks
+from .layers import layers_are_alike
 from .techniques import CHUNKED_LOSS, LIGER, WAYS, Plan, Way
 
 # Logits below this share of the card's memory are not worth chunks: they save less than that, and
@@ -71,10 +72,22 @@ class Question:
             auto = workloads.MODELS[self.workload.task]
             return auto.from_config(copy.deepcopy(self.workload.config))
 
+    def with_batch(self, batch: int) -> "Question":
+        """The same for so many samples of a step; a model that is built already serves both."""
+        found = replace(self, batch=batch)
+        if "skeleton" in vars(self):
+            vars(found)["skeleton"] = self.skeleton  # where `cached_property` keeps it
+        return found
+
     @functools.cached_property
     def mixture(self) -> bool:
         """Whether the model is a mixture whose experts are one parameter in each layer."""
         return bool(stacks(self.skeleton))
+
+    @functools.cached_property
+    def alike(self) -> bool:
+        """Whether all layers of the model are alike."""
+        return layers_are_alike(self.skeleton)
 
     @functools.cached_property
     def _grouped_products(self) -> bool:

@@ -7,13 +7,15 @@ full predictions are shown.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
-from helpers.hardware import gib, supports, versions
+from helpers.hardware import supports, versions
 from helpers.host import host_of
 
 from .answer import CHANGE, ORDERS, SMALLEST, Fit, Recipe, ordered
+from .lengths import about_data, longest_sample
 from .predictions import Predictions, no_progress
 from .question import Question, ask, known_cards, token_counts
 from .script import script
@@ -32,13 +34,6 @@ AS_SMALL = 1.02  # the same of what they need, where the smallest is asked for
 # of them 7 %, which this misses. They told up to 17 % less, too: full predictions then say so.
 NEAR = 1.04
 TRIES = 3  # full predictions of a kind, a few seconds each; the first one nearly always fits
-# Tokens of the two twins that tell how memory grows with a sample.
-SHORT, LONG = 512, 2048
-BLOCK = 64  # the longest sample is found in whole blocks, as kernels take them
-# Where a length does not fit, the next one is at most this share of it: so the search ends.
-STEP = 0.98
-# Where no line helps, since the length is shorter than those it was drawn through.
-BACK = 0.9
 
 
 class Line(NamedTuple):
@@ -173,12 +168,17 @@ class Search:
 
     def recipes(self) -> list[Recipe]:
         """Those that fit, at most one of a kind, least change first."""
+        # What trains all weights has to be faster than what does so with less change.
+        rivals = [kind for kind in KINDS if not kind.adapters]
+        others = [[kind] for kind in KINDS if kind.adapters]
+        return sum(self.predictions.each(self._fastest, [rivals, *others]), [])
+
+    def _fastest(self, kinds: list[Kind]) -> list[Recipe]:
+        """Those of rivals that fit, each faster than all before it."""
         found: list[Recipe] = []
-        for kind in KINDS:
-            # What trains all weights has to be faster than what does so with less change.
-            rivals = [] if kind.adapters else [r for r in found if not r.plan.kind.adapters]
-            fastest = min((rival.facts.step_seconds for rival in rivals), default=None)
-            for candidate in self._to_try(kind):
+        for candidates in self.predictions.each(self._to_try, kinds):
+            fastest = min((rival.facts.step_seconds for rival in found), default=None)
+            for candidate in candidates:
                 if fastest is not None and candidate.seconds * FASTER >= fastest:
                     break
                 recipe = self.recipe(candidate.plan, candidate.micro_batch, candidate.per_sample)
@@ -189,50 +189,17 @@ class Search:
 
     def smallest(self) -> list[Recipe]:
         """Of each kind that fits what needs least, whatever that takes in time."""
-        found = []
-        for kind in KINDS:
-            plans = [Plan(kind, way) for way in self.question.ways() if self._may_fit(kind)]
-            lines = {plan: line for plan in plans if (line := self._line(plan))}
-            least = AS_SMALL * min((line.need for line in lines.values()), default=0)
-            for plan, line in lines.items():
-                if line.need <= least:
-                    found.append(self.recipe(plan, line.smallest, line.per_sample))
-                    break
+        found = filter(None, self.predictions.each(self._smallest, list(KINDS)))
         return [recipe for recipe in found if recipe.need <= self.question.card.memory]
 
-    def longest(self, plan: Plan) -> int:
-        """The longest sample in tokens that fits with a micro-batch of one; 0 if none does."""
-        single = replace(self.predictions, question=replace(self.question, batch=1))
-        config, room = self.question.workload.config, self.question.card.memory
-        most = getattr(config, "max_position_embeddings", None) or 2**20
-        near, far = min(SHORT, most // 2), min(LONG, most)
-        low, high = (single.estimate(plan, 1, length=tokens).need for tokens in (near, far))
-        slope = max(1.0, (high - low) / (far - near))  # bytes of a token
-        length = int(min(most, near + (room - low) / slope))
-        while length > 0:
-            if BLOCK < length < most:
-                length -= length % BLOCK
-            facts = single.predict(plan, 1, length=length)
-            need = single.question.need(facts.peak_reserved)
-            if need <= room:
-                return length
-            guess = BACK * length
-            if length > near:  # the line through what was just seen
-                guess = near + (room - low) * (length - near) / max(1, need - low)
-            length = int(min(length * STEP, guess))
-        return 0
-
-    def about_data(self, sizes: list[int], recipe: Recipe) -> str:
-        """What samples of these lengths in tokens mean for a recipe, in words."""
-        length, micro_batch = self.question.workload.length, recipe.micro_batch
-        beyond = sum(size > length for size in sizes) / len(sizes)
-        facts = self.predictions.predict(recipe.plan, micro_batch, length=max(sizes))
-        need = gib(self.question.need(facts.peak_reserved))
-        return (
-            f"{beyond:.1%} of {len(sizes):,} samples have more than {length:,} tokens. "
-            f"The longest, of {max(sizes):,}, needs {need} in a micro-batch of {micro_batch} "
-            f"with {recipe.name}."
-        )
+    def _smallest(self, kind: Kind) -> Recipe | None:
+        plans = [Plan(kind, way) for way in self.question.ways() if self._may_fit(kind)]
+        lines = {plan: line for plan in plans if (line := self._line(plan))}
+        least = AS_SMALL * min((line.need for line in lines.values()), default=0)
+        for plan, line in lines.items():
+            if line.need <= least:
+                return self.recipe(plan, line.smallest, line.per_sample)
+        return None
 
 
 def fit(
@@ -248,6 +215,7 @@ def fit(
     cache: bool = True,
     host: float | str | None = None,
     order: str = CHANGE,
+    processes: int = 1,
 ) -> Fit:
     """Recipes to train a model on a card, predicted.
 
@@ -265,6 +233,8 @@ def fit(
         order: "change": of each kind of training the fastest combination, least change to the
             result first; "fastest": the same, most tokens a second first; "smallest": of each kind
             the combination that needs least memory, the smallest first.
+        processes: how many predict at a time, copies of this one (`planner.workers`). The answer
+            is the same.
 
     Returns:
         A `Fit`: recipes in their order, or the nearest miss. What a recipe
@@ -282,19 +252,23 @@ def fit(
     if order not in ORDERS:
         raise ValueError(f"{order!r} is no order of recipes: one of {', '.join(ORDERS)}")
     question = ask(model, gpu, task, length, batch)
-    sizes = token_counts(data, question.hub_id) if data else []
     host_of(host, question.card)  # what is wrong with it is said at once
-    search = Search(Predictions(question, say, cache, host))
-    recipes = search.smallest() if order == SMALLEST else search.recipes()
-    most_saving = question.ways()[-1]
-    miss = None if recipes else search.recipe(Plan(SMALLEST_KIND, most_saving), 1)
-    kinds = [recipe.plan.kind for recipe in recipes if longest] if recipes else [SMALLEST_KIND]
+    with Predictions(question, say, cache, host).side_by_side(processes) as predictions:
+        sizes = token_counts(data, question.hub_id) if data else []
+        search = Search(predictions)
+        recipes = search.smallest() if order == SMALLEST else search.recipes()
+        most_saving = question.ways()[-1]
+        miss = None if recipes else search.recipe(Plan(SMALLEST_KIND, most_saving), 1)
+        kinds = [recipe.plan.kind for recipe in recipes if longest] if recipes else [SMALLEST_KIND]
+        plans = [Plan(kind, most_saving) for kind in kinds]
+        lengths = predictions.each(partial(longest_sample, predictions), plans)
+        about = about_data(predictions, sizes, recipes[0] if recipes else miss) if sizes else ""
     return Fit(
         question=question,
         recipes=ordered(recipes, order),
         order=order,
         miss=miss,
-        longest={kind.name: search.longest(Plan(kind, most_saving)) for kind in kinds},
-        data=search.about_data(sizes, recipes[0] if recipes else miss) if sizes else "",
+        longest={kind.name: tokens for kind, tokens in zip(kinds, lengths, strict=True)},
+        data=about,
         versions=versions(),
     )

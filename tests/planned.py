@@ -3,12 +3,16 @@
 import torch
 import transformers
 
+from helpers.hardware import GIB
 from helpers.workloads import language_modelling
+from planner.facts import Facts
 from planner.predictions import Predictions
 from planner.question import Question, find_card
+from planner.techniques import CHECKPOINTING, CHUNKED_LOSS, LIGER, ON_THE_HOST
 
 SHAPE = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)
 PROMPT = 20  # tokens without a label before them
+BASE = {"full": 12, "full, 8-bit AdamW": 10, "full, Adafactor": 8, "LoRA": 2, "QLoRA": 1}  # GiB
 LABELS = (40, 20, 8, 2)  # of four samples, two in a micro-batch: however drawn, no two halves match
 
 
@@ -36,6 +40,21 @@ def question(model, task=language_modelling, gpu="RTX 4090", length=16, **option
 
 def predictions(model, keep=True, **options) -> Predictions:
     return Predictions(question(model, **options), keep=keep)
+
+
+def formula(predictions, plan, micro_batch, *, layers=(), length=0):
+    """GiB and seconds that are linear in the micro-batch and the length."""
+    asked, techniques = predictions.question, plan.techniques
+    tokens = (length or asked.workload.length) / 32
+    each = 1 if CHECKPOINTING in techniques else 4
+    each -= 0.5 * bool({CHUNKED_LOSS, LIGER} & set(techniques)) + 0.2 * (ON_THE_HOST in techniques)
+    size = int((BASE.get(plan.kind.name, 6) + micro_batch * tokens * each) * GIB)
+    speed = 1.0 - 0.3 * plan.kind.adapters
+    speed += 0.3 * (CHECKPOINTING in techniques) + 0.2 * (ON_THE_HOST in techniques)
+    seconds = asked.batch * (speed + 0.1 / micro_batch)
+    times = {"step_seconds": seconds, "low": seconds, "high": seconds}
+    sizes = {"by_category": {"parameters": size}, "phases": {"forward": size}}
+    return Facts(size, size, **sizes, **times, limited_by="the formula")
 
 
 def samples(asked: Question) -> list[dict]:

@@ -17,36 +17,20 @@ from tokenizers.pre_tokenizers import Whitespace
 from helpers import hardware
 from helpers.hardware import GIB
 from helpers.prediction import CONTEXT
-from planned import question, saved_decoder
+from planned import formula, question, saved_decoder
 from planner import fit
 from planner.answer import ORDERS
 from planner.facts import Facts
+from planner.lengths import longest_sample
 from planner.predictions import Estimate, Predictions
 from planner.question import Question
 from planner.search import Search
-from planner.techniques import CHECKPOINTING, CHUNKED_LOSS, KINDS, LIGER, ON_THE_HOST, WAYS, Plan
-
-BASE = {"full": 12, "full, 8-bit AdamW": 10, "full, Adafactor": 8, "LoRA": 2, "QLoRA": 1}  # GiB
+from planner.techniques import KINDS, WAYS, Plan
 
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory):
     return saved_decoder(tmp_path_factory.mktemp("decoder"))
-
-
-def formula(predictions, plan, micro_batch, *, layers=(), length=0):
-    """GiB and seconds that are linear in the micro-batch and the length."""
-    asked, techniques = predictions.question, plan.techniques
-    tokens = (length or asked.workload.length) / 32
-    each = 1 if CHECKPOINTING in techniques else 4
-    each -= 0.5 * bool({CHUNKED_LOSS, LIGER} & set(techniques)) + 0.2 * (ON_THE_HOST in techniques)
-    size = int((BASE.get(plan.kind.name, 6) + micro_batch * tokens * each) * GIB)
-    speed = 1.0 - 0.3 * plan.kind.adapters
-    speed += 0.3 * (CHECKPOINTING in techniques) + 0.2 * (ON_THE_HOST in techniques)
-    seconds = asked.batch * (speed + 0.1 / micro_batch)
-    times = {"step_seconds": seconds, "low": seconds, "high": seconds}
-    sizes = {"by_category": {"parameters": size}, "phases": {"forward": size}}
-    return Facts(size, size, **sizes, **times, limited_by="the formula")
 
 
 @pytest.fixture
@@ -174,7 +158,7 @@ def test_the_longest_is_found_where_the_twins_see_no_slope(monkeypatch):
         return Facts(0, 2**30 + 10**6 * length, {}, {})
 
     monkeypatch.setattr(Predictions, "predict", predict)
-    longest = Search(Predictions(asked)).longest(Plan.named("LoRA"))
+    longest = longest_sample(Predictions(asked), Plan.named("LoRA"))
     room = asked.card.memory - (asked.card.context or CONTEXT) - 2**30
     assert 0.9 * room < 10**6 * longest <= room
 

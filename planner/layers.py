@@ -1,0 +1,34 @@
+"""Whether a model's layers are alike, so that few of them tell what many do."""
+
+import torch
+
+PLAIN = bool, int, float, str, tuple, type(None)  # attributes by which code may choose
+
+
+def layers_are_alike(model: torch.nn.Module) -> bool:
+    """Whether all layers have the same parts, shapes and plain attributes but for their number.
+
+    What a layer does by its number alone is not seen here; no model of transformers that is trained
+    by the planner does.
+    """
+    config = model.config
+    count = getattr(config, "num_hidden_layers", 0)
+    by_layer = (v for v in vars(config).values() if isinstance(v, list) and len(v) == count)
+    if any(one != values[0] for values in by_layer for one in values):
+        return False
+    lists = (part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
+    layers = next((found for found in lists if len(found) == count), [])
+    first = _described(layers[0], 0) if layers else None
+    return bool(layers) and all(_described(one, k) == first for k, one in enumerate(layers))
+
+
+def _described(layer: torch.nn.Module, number: int) -> list[tuple]:
+    """What code may choose by, of each part; `number` is the layer's own."""
+    found = []
+    for name, part in layer.named_modules():
+        plain = {k: v for k, v in vars(part).items() if type(v) in PLAIN}
+        own = {k: v for k, v in plain.items() if not (k.startswith("layer_") and v == number)}
+        tensors = {**part._parameters, **part._buffers}
+        shapes = {k: t if t is None else (t.shape, t.dtype) for k, t in tensors.items()}
+        found.append((name, type(part), own, shapes))
+    return found

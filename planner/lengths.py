@@ -1,0 +1,52 @@
+"""How long a sample may be: the longest that fits, and what samples of given data mean."""
+
+from helpers.hardware import gib
+
+from .answer import Recipe
+from .predictions import Predictions
+from .techniques import Plan
+
+# The numbers below are choices of ours; no row of data chose them.
+# Tokens of the two twins that tell how memory grows with a sample.
+SHORT, LONG = 512, 2048
+BLOCK = 64  # the longest sample is found in whole blocks, as kernels take them
+# Where a length does not fit, the next one is at most this share of it: so the search ends.
+STEP = 0.98
+# Where no line helps, since the length is shorter than those it was drawn through.
+BACK = 0.9
+
+
+def longest_sample(predictions: Predictions, plan: Plan) -> int:
+    """The longest sample in tokens that fits with a micro-batch of one; 0 if none does."""
+    single = predictions.with_batch(1)
+    config, room = predictions.question.workload.config, predictions.question.card.memory
+    most = getattr(config, "max_position_embeddings", None) or 2**20
+    near, far = min(SHORT, most // 2), min(LONG, most)
+    low, high = (single.estimate(plan, 1, length=tokens).need for tokens in (near, far))
+    slope = max(1.0, (high - low) / (far - near))  # bytes of a token
+    length = int(min(most, near + (room - low) / slope))
+    while length > 0:
+        if BLOCK < length < most:
+            length -= length % BLOCK
+        facts = single.predict(plan, 1, length=length)
+        need = single.question.need(facts.peak_reserved)
+        if need <= room:
+            return length
+        guess = BACK * length
+        if length > near:  # the line through what was just seen
+            guess = near + (room - low) * (length - near) / max(1, need - low)
+        length = int(min(length * STEP, guess))
+    return 0
+
+
+def about_data(predictions: Predictions, sizes: list[int], recipe: Recipe) -> str:
+    """What samples of these lengths in tokens mean for a recipe, in words."""
+    length, micro_batch = predictions.question.workload.length, recipe.micro_batch
+    beyond = sum(size > length for size in sizes) / len(sizes)
+    facts = predictions.predict(recipe.plan, micro_batch, length=max(sizes))
+    need = gib(predictions.question.need(facts.peak_reserved))
+    return (
+        f"{beyond:.1%} of {len(sizes):,} samples have more than {length:,} tokens. "
+        f"The longest, of {max(sizes):,}, needs {need} in a micro-batch of {micro_batch} "
+        f"with {recipe.name}."
+    )

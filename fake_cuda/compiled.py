@@ -208,9 +208,7 @@ class Compiler:
     def extern(self, name: str, args: tuple, out: torch.Tensor) -> None:
         """A product in a library, or flex attention, whose result was allocated beforehand."""
         if name in flex.PLANNED:
-            if self.trace.cuda:
-                flex.planned(self.trace, name, args)
-            return
+            return flex.planned(self.trace, name, args)
         operation = getattr(aten, NAMES.get(name, name)).default
         if operation not in PRODUCTS:
             raise NotSimulated.uses(FAILED.format(f"it calls {name}"))
@@ -238,9 +236,8 @@ def _skipped(alone: bool = False):
 
 
 def _never(code: types.CodeType) -> None:
-    """This code and all that it calls is left to Python, and nobody is asked. Torch would put a
-    guard around the dispatch of a mode instead, which takes longer than a small operation
-    (torch/utils/_python_dispatch.py)."""
+    """This code and all that it calls is left to Python. Torch would put a guard around the dispatch
+    of a mode instead, which takes longer than a small operation (utils/_python_dispatch.py)."""
     from torch._dynamo.eval_frame import set_code_exec_strategy
     from torch._dynamo.types import FrameAction, FrameExecStrategy
 

@@ -236,8 +236,8 @@ def _skipped(alone: bool = False):
 
 
 def _never(code: types.CodeType) -> None:
-    """This code and all that it calls is left to Python. Torch would put a guard around the dispatch
-    of a mode instead, which takes longer than a small operation (utils/_python_dispatch.py)."""
+    """This code and all that it calls is left to Python. Torch would put a guard around each
+    dispatch instead, which takes longer than a small operation (utils/_python_dispatch.py)."""
     from torch._dynamo.eval_frame import set_code_exec_strategy
     from torch._dynamo.types import FrameAction, FrameExecStrategy
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import (
     describe,
@@ -164,6 +165,13 @@ def test_compiled_code_is_predicted_without_the_pretence(t4):
         attend(x).sum().backward()
 
     assert 2 * 4096 <= predict(step).peak_allocated < 2**20
+
+
+def test_an_upsampling_that_is_counted_stays_on_the_card(t4):
+    """FlopCounterMode takes it apart, and what it then makes asks the CPU where it is."""
+    with FlopCounterMode(display=False):
+        out = torch.nn.Upsample(scale_factor=2)(torch.ones(1, 1, 2, 2, device="cuda"))
+    assert out.is_cuda and out.shape == (1, 1, 4, 4)
 
 
 def test_whole_numbers_are_counted_on_the_card(t4):

@@ -289,7 +289,7 @@ def test_the_table_names_cells_that_exist_and_says_why():
     rows = pretend.tomllib.loads(pretend.TABLE.read_text()).get("cell", [])
     cells = {pretend.title(path): path for path in pretend.notebooks() if path != pretend.KIT}
     for row in rows:
-        assert row.keys() <= {"notebook", "id", "kind", "cards", "why"}
+        assert row.keys() <= {"notebook", "id", "kind", "cards", "needs", "why"}
         assert row["kind"] in ("fails", "differs") and len(row["why"]) > 20
         assert set(row.get("cards", pretend.CARDS)) <= set(pretend.CARDS)
         if row["notebook"] != "gpu":
@@ -298,6 +298,14 @@ def test_the_table_names_cells_that_exist_and_says_why():
     for row in pretend.tomllib.loads(pretend.TABLE.read_text()).get("smaller", []):
         found = json.loads(cells[row["notebook"]].read_text(encoding="utf-8"))["cells"]
         pretend.smaller(found, row["notebook"])
+
+
+def test_a_row_that_needs_a_package_counts_where_it_is(tmp_path):
+    row = '[[cell]]\nnotebook = "01_one"\nid = "{0}"\nneeds = "{0}"\n'
+    table = tmp_path / "table.toml"
+    table.write_text(row.format("torch") + row.format("no_such_package"))
+    path = pretend.ROOT / "notebooks" / "01_one.ipynb"
+    assert list(pretend.listed(path, "T4", table)) == ["torch"]
 
 
 def test_sizes_of_a_card_are_made_smaller(tmp_path):

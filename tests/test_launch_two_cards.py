@@ -1,9 +1,11 @@
 """What changes silently on two cards, and adapters over them: what lesson 18 says and is pasted."""
 
 import json
+import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 
 import nbformat
@@ -32,6 +34,47 @@ def test_the_command_of_the_text_answers_what_is_recorded(capsys):
     row = load("predictions").query("set == 'ranks' and variant == 'FSDP2'").iloc[0]
     found = json.loads(capsys.readouterr().out)
     assert found["peak_allocated"] == pytest.approx(row["peak_allocated"], rel=1e-3)
+
+
+HSDP = """
+import json
+import torch
+import torch.distributed as dist
+from meters import Collectives, size
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+nodes = init_device_mesh("cpu", (2, 2), mesh_dim_names=("between", "within"))
+model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(4)))
+whole = size(model.parameters())
+for layer in [*model, model]:
+    fully_shard(layer, mesh=nodes)
+with Collectives() as handed:
+    model(torch.ones(2, 64)).sum().backward()
+sent = {name: n / whole for name, n in handed.items()}
+print(json.dumps({"held": size(model.parameters()) / whole, "sent": sent}))
+"""
+
+
+def test_hsdp_cuts_within_a_node_and_sends_a_share_of_the_gradients_between(tmp_path):
+    """What lesson 18's table of cuts says: two nodes of two cards, as PyTorch's wrapper does it."""
+    table = next(c for c in nbformat.read(LESSON, 4).cells if c.id == "leave").source
+    assert "| HSDP | the same, within a node | also, between nodes, a share of the" in table
+    (tmp_path / "hsdp.py").write_text(HSDP)
+    files = LESSON.parents[1] / "examples" / "launch"
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "hsdp.py")],
+        env=os.environ | {"PYTHONPATH": str(files)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    seen = json.loads(done.stdout)
+    assert seen["held"] == 0.5
+    within = {"c10d::_allgather_base_": 2.0, "c10d::_reduce_scatter_base_": 1.0}
+    assert seen["sent"] == within | {"c10d::allreduce_": 0.5}
 
 
 # ---------------------------------------------------------------------------------- silent changes

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import (
     describe,
@@ -166,6 +167,13 @@ def test_compiled_code_is_predicted_without_the_pretence(t4):
     assert 2 * 4096 <= predict(step).peak_allocated < 2**20
 
 
+def test_an_upsampling_that_is_counted_stays_on_the_card(t4):
+    """FlopCounterMode takes it apart, and what it then makes asks the CPU where it is."""
+    with FlopCounterMode(display=False):
+        out = torch.nn.Upsample(scale_factor=2)(torch.ones(1, 1, 2, 2, device="cuda"))
+    assert out.is_cuda and out.shape == (1, 1, 4, 4)
+
+
 def test_whole_numbers_are_counted_on_the_card(t4):
     experts = torch.tensor([0, 2, 2, 3], dtype=torch.int32, device="cuda")
     counts = torch.histc(experts, bins=4, min=0, max=3)
@@ -281,7 +289,7 @@ def test_the_table_names_cells_that_exist_and_says_why():
     rows = pretend.tomllib.loads(pretend.TABLE.read_text()).get("cell", [])
     cells = {pretend.title(path): path for path in pretend.notebooks() if path != pretend.KIT}
     for row in rows:
-        assert row.keys() <= {"notebook", "id", "kind", "cards", "why"}
+        assert row.keys() <= {"notebook", "id", "kind", "cards", "needs", "why"}
         assert row["kind"] in ("fails", "differs") and len(row["why"]) > 20
         assert set(row.get("cards", pretend.CARDS)) <= set(pretend.CARDS)
         if row["notebook"] != "gpu":
@@ -290,6 +298,14 @@ def test_the_table_names_cells_that_exist_and_says_why():
     for row in pretend.tomllib.loads(pretend.TABLE.read_text()).get("smaller", []):
         found = json.loads(cells[row["notebook"]].read_text(encoding="utf-8"))["cells"]
         pretend.smaller(found, row["notebook"])
+
+
+def test_a_row_that_needs_a_package_counts_where_it_is(tmp_path):
+    row = '[[cell]]\nnotebook = "01_one"\nid = "{0}"\nneeds = "{0}"\n'
+    table = tmp_path / "table.toml"
+    table.write_text(row.format("torch") + row.format("no_such_package"))
+    path = pretend.ROOT / "notebooks" / "01_one.ipynb"
+    assert list(pretend.listed(path, "T4", table)) == ["torch"]
 
 
 def test_sizes_of_a_card_are_made_smaller(tmp_path):

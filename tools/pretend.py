@@ -22,6 +22,7 @@ import tomllib
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from tools.shared.environment import with_variables
@@ -50,6 +51,7 @@ def listed(path: Path, card: str, table: Path = TABLE) -> dict[str, dict]:
     """The cells of a notebook that this card's run may fail in, or answer otherwise, by id."""
     rows = tomllib.loads(table.read_text()).get("cell", [])
     rows = [row for row in rows if row["notebook"] == title(path)]
+    rows = [row for row in rows if "needs" not in row or find_spec(row["needs"])]
     return {row["id"]: row for row in rows if card in row.get("cards", CARDS)}
 
 

@@ -20,6 +20,7 @@ PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.
 # Operations that may read tensors of both places.
 ACROSS = {aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put_.default}
 ACROSS |= {aten.set_.source_Storage, aten._index_put_impl_.default, aten.index_put.default}
+ACROSS |= {aten._unsafe_index.Tensor}  # of an upsampling that a mode takes apart
 # What is asked of a tensor on the card, and its answer.
 QUESTIONS = {torch.Tensor.device.__get__: CUDA, torch.Tensor.get_device: 0}
 QUESTIONS |= {torch.Tensor.is_cuda.__get__: True, torch.Tensor.is_cpu.__get__: False}

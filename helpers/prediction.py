@@ -132,8 +132,7 @@ def predict(
         host: how many seconds the card's computer needs for one operation: a number, "fast",
             "typical" or "slow". `onegpu calibrate` finds it by one small step, or by one that was
             timed, and what it found of this machine holds for its own card.
-        few: the workload with `fake_cuda.depth.SHALLOW` layers, where all of them are alike: then
-            it is predicted by these, if that gives the same to the byte.
+        few: the workload with `fake_cuda.depth.SHALLOW` layers, which tell all if they are alike.
         settings: keywords of `TrainingArguments`.
 
     Returns:

@@ -21,8 +21,10 @@ from .card import Card
 from .compiled_card import CUDA, claim, copied, found
 from .refusals import NotSimulated
 
-# Checks at run time are of no use here; parts of a graph are for CUDA graphs alone.
+# Checks at run time are of no use here; parts of a graph are for CUDA graphs alone. No kernel's
+# blocks can be tried out: they are those with which the trials begin.
 SETTINGS = dict(size_asserts=False, alignment_asserts=False, graph_partition=False)
+SETTINGS["coordinate_descent_tuning"] = False
 UNKNOWN = "compiled code that needs {}: leave torch.compile out, or take the default mode"
 
 

@@ -80,6 +80,23 @@ def test_a_card_holds_less_of_compiled_code_and_does_it_faster():
     assert compiled.time.model_flops == eager.time.model_flops
 
 
+def test_what_a_card_would_try_out_is_planned_as_the_trials_begin():
+    """llm.c asks for it: sums over rows and columns at once would be timed in several sizes."""
+    from torch._inductor import config
+
+    def run():
+        model = torch.nn.Sequential(torch.nn.Linear(768, 768), torch.nn.LayerNorm(768))
+        optimizer, called = torch.optim.SGD(model.parameters()), torch.compile(model)
+        for _ in range(2):
+            called(torch.zeros(8192, 768)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    plain = simulate(run, (8, 0))
+    with config.patch(coordinate_descent_tuning=True):
+        assert simulate(run, (8, 0)).log == plain.log
+
+
 @pytest.mark.parametrize("change", [{}, {"activation_checkpointing": True}, {"bf16": True}])
 def test_a_real_model_is_planned_for_a_card(change):
     """An embedding has a gradient, a checkpoint keeps the state of random numbers."""

@@ -414,7 +414,7 @@ def test_a_prediction_leaves_the_precision_of_products_alone(llama):
 
 def test_train_and_predict_take_the_same_keywords():
     mine, other = (set(inspect.signature(f).parameters) for f in (train, predict))
-    assert (mine - other, other - mine) == ({"after"}, {"gpu", "host"})
+    assert (mine - other, other - mine) == ({"after"}, {"gpu", "host", "few"})
 
 
 # ----------------------------------------------------------------------------- before and meanwhile

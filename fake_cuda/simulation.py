@@ -97,11 +97,15 @@ def simulate(
 def _deep(
     few: Sequence[Callable], layers: int, card, versions: Versions, compiler: Callable, speed: dict
 ) -> Simulation:
-    """The simulation of a deep run by those of few layers; or `Irregular`."""
+    """The simulation of a deep run by those of few layers; or `Irregular`, also where one of them
+    fails: if the deep run does, too, its own error is the one to tell."""
     seen = []
     for run in few:
         trace = _trace(card, versions, False)
-        found, kept = _run(run, trace, compiler)
+        try:
+            found, kept = _run(run, trace, compiler)
+        except Exception as error:
+            raise Irregular("one of few layers fails") from error
         seen.append(found)
         del kept
     return _found(trace, card, deeper(seen, layers), False, speed)

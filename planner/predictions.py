@@ -114,9 +114,7 @@ class Predictions:
         whole = self.question.workload
         config = type(whole.config).from_dict(whole.config.to_dict())
         if layers:
-            config.num_hidden_layers = len(layers)
-            if getattr(config, "layer_types", None):
-                config.layer_types = list(layers)
+            _cut(config, layers)
         return replace(whole, config=config, length=length or whole.length)
 
     def _predicted(self, plan: Plan, micro_batch: int, workload: Workload) -> Facts:
@@ -140,7 +138,16 @@ class Predictions:
         if getattr(config, "num_hidden_layers", 0) < DEEP or not self.question.alike:
             return []
         kind = (getattr(config, "layer_types", None) or ["any"])[0]
-        return [self._workload((kind,) * n, workload.length) for n in SHALLOW]
+        few = [(kind,) * n for n in SHALLOW]
+        return [self._workload(one, workload.length) for one in few if self._can_be_cut(one)]
+
+    def _can_be_cut(self, layers: tuple) -> bool:
+        """Whether the model's configuration can say such layers: some compute theirs."""
+        try:
+            self._workload(layers, 0)
+        except (AttributeError, NotImplementedError):
+            return False
+        return True
 
     def estimate(self, plan: Plan, micro_batch: int, *, length: int = 0) -> Estimate:
         """Need and time at full depth, from twins."""
@@ -148,8 +155,8 @@ class Predictions:
         types = getattr(config, "layer_types", None) or ["any"] * config.num_hidden_layers
         kinds = tuple(dict.fromkeys(types))
         twins = [kinds, *((*kinds, kind) for kind in kinds)]
-        if len(types) <= len(twins):  # no cheaper than the model itself
-            twins = [()]
+        if len(types) <= len(twins) or not self._can_be_cut(kinds):
+            twins = [()]  # they were no cheaper than the model itself, or there are none
         found = [self.predict(plan, micro_batch, layers=twin, length=length) for twin in twins]
 
         def at_full_depth(first: float, *one_more: float) -> float:
@@ -164,6 +171,18 @@ class Predictions:
         )
         seconds = at_full_depth(*(twin.step_seconds for twin in found))
         return Estimate(self.question.need(size + beyond), seconds)
+
+
+def _cut(config, layers: tuple) -> None:
+    """Make a configuration one of layers of these kinds, its lists by layer among it."""
+    count = config.num_hidden_layers
+    for name, values in list(vars(config).items()):
+        if isinstance(values, list) and len(values) == count and values == values[:1] * count:
+            setattr(config, name, values[:1] * len(layers))
+    config.num_hidden_layers = len(layers)
+    types = getattr(config, "layer_types", None)
+    if types and list(types) != list(layers):  # else they follow from the number
+        config.layer_types = list(layers)
 
 
 def facts_of(prediction: Prediction, micro_batches: int = 1) -> Facts:

@@ -7,7 +7,9 @@ import transformers
 from fake_cuda import simulation
 from fake_cuda.depth import SHALLOW, Irregular, Seen, deeper
 from fake_cuda.replay import Events
-from planned import SHAPE, predictions
+from helpers import workloads
+from helpers.workloads import language_modelling, text_classification
+from planned import SHAPE, formula, predictions
 from planner.layers import layers_are_alike
 from planner.predictions import DEEP, Predictions
 from planner.techniques import Plan
@@ -110,6 +112,60 @@ def test_a_run_whose_few_layers_do_not_tell_is_simulated_whole():
         found = simulation.simulate(of(9), few=few, layers=9)
         assert called == [*SHALLOW, *([9] if odd else [])]
         assert found.log == simulation.simulate(of(9)).log
+
+
+def test_a_run_whose_few_layers_fail_is_simulated_whole():
+    def deep():
+        return torch.zeros(8)
+
+    def shallow():
+        raise IndexError("a list by layer that nobody cut")
+
+    found = simulation.simulate(deep, few=[shallow, shallow], layers=9)
+    assert found.log == simulation.simulate(deep).log
+
+
+TEXTS = dict(pad_token_id=0, sep_token_id=2, eos_token_id=2, bos_token_id=1)
+DEEP_SHAPE = SHAPE | {"num_hidden_layers": DEEP, "vocab_size": 257}
+
+
+@pytest.mark.parametrize(
+    ("config", "task"),
+    [
+        # Its property `layer_types` follows from the number of layers, and takes no value.
+        (transformers.MambaConfig(**DEEP_SHAPE), language_modelling),
+        # Its list has to have a window for each layer.
+        (
+            transformers.LongformerConfig(**DEEP_SHAPE, **TEXTS, attention_window=[16] * DEEP),
+            text_classification,
+        ),
+    ],
+)
+def test_few_layers_are_built_where_a_configuration_tells_of_each(config, task, tmp_path):
+    config.save_pretrained(tmp_path)
+    asked = predictions(str(tmp_path), keep=False, task=task)
+    assert asked.question.alike
+    counts = []
+    for few in asked._few(asked.question.workload):
+        with torch.device("meta"):
+            model = workloads.MODELS[few.task].from_config(few.config)
+        counts.append([len(part) for part in model.modules() if type(part) is torch.nn.ModuleList])
+    assert counts == [[n] for n in SHALLOW]
+
+
+def test_a_model_that_cannot_be_cut_is_estimated_by_itself(tmp_path, monkeypatch):
+    """Which layers are attention's is told by their numbers, and no list takes others."""
+    config = transformers.BambaConfig(**DEEP_SHAPE, attn_layer_indices=[3, 9], mamba_n_heads=4)
+    config.save_pretrained(tmp_path)
+    asked, whole = predictions(str(tmp_path), keep=False), []
+
+    def watched(self, plan, micro_batch, *, layers=(), length=0):
+        whole.append(layers)
+        return formula(self, plan, micro_batch, length=length)
+
+    monkeypatch.setattr(Predictions, "predict", watched)
+    assert asked.estimate(Plan.named("LoRA"), 2).need > 0
+    assert whole == [()]
 
 
 def test_layers_are_compared_by_their_parts_shapes_and_attributes():

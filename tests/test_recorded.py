@@ -77,6 +77,21 @@ def test_a_model_is_found_by_its_id_and_a_card_by_its_memory():
     assert usual.question.workload.length == ask("qwen3-0.6b", "RTX 3090").workload.length
 
 
+@pytest.mark.parametrize("gpu", ["H100", "B200"])
+def test_cards_of_hopper_and_later_are_answered(gpu):
+    found = recorded.fit("qwen3-0.6b", gpu, 1024, 8)
+    assert found.recipes and found.timed
+
+
+def test_a_card_whose_seconds_can_be_predicted_and_are_not_recorded_is_left_to_the_search(
+    monkeypatch,
+):
+    asked = "qwen3-0.6b", "A10G", 1024, 8  # of which no rates are known
+    assert recorded.fit(*asked) is not None
+    monkeypatch.setattr(recorded, "_has_rates", lambda card: True)
+    assert recorded.fit(*asked) is None
+
+
 @pytest.mark.parametrize(
     "asked",
     [
@@ -84,10 +99,8 @@ def test_a_model_is_found_by_its_id_and_a_card_by_its_memory():
         ("qwen3-0.6b", "RTX 3090", 1000, 8),
         ("qwen3-0.6b", "RTX 3090", 1024, 12),
         ("qwen3-0.6b", "RTX 3090", 16384, 8),  # its largest micro-batches are not recorded
-        ("qwen3-0.6b", "B200", 1024, 8),
         ("qwen3-0.6b", "23GiB", 1024, 8),
         ("qwen3-0.6b", "no card", 1024, 8),
-        ("qwen3-0.6b", "H100", 1024, 8),  # its rates are known, its seconds not recorded
         ("mistral-7b", "A100-80GB", 4096, 1),  # as long as its window of attention
         ("qwen3-0.6b", "T4", 1024, 8),  # the chunked loss is not recorded there
         ("qwen3-8b", "8GiB", 4096, 1),  # nothing fits: the search says what would

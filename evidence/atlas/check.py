@@ -87,7 +87,9 @@ def write(results: dict[Job, dict], path: Path = PREDICTED) -> None:
     rows = {}
     if path.exists():
         old = pd.read_csv(path)
-        rows = {tuple(row[name] for name in KEY): row for row in old.to_dict("records")}
+        asked = set(drawn())  # another one as models and cards are added
+        every = {tuple(row[name] for name in KEY): row for row in old.to_dict("records")}
+        rows = {key: row for key, row in every.items() if key in asked}
     for job, full in results.items():
         key = key_of(job.run)
         row = dict(zip(KEY, key, strict=True)) | {f"full_{name}": full[name] for name in WHAT}

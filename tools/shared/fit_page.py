@@ -66,13 +66,14 @@ def trust() -> str:
         "drawn with, since no others are shown:"
     )
     added = check.added()
+    too_much = (check.errors()["reserved_mib"][added] > 0).sum()
     by_sum, asked = errors["reserved_mib"][added].max(), errors["reserved_mib"][~added].max()
     least_sure = (
         "What is reserved is told least surely where a step has several micro-batches and all "
         "weights learn: what the gradients of the later ones need is added there, and how the "
         "allocator would cut it was not replayed. "
-        f"Of {added.sum()} such points in the sample the worst is {by_sum:.2%} off, of the other "
-        f"{(~added).sum()} {asked:.2%}."
+        f"Of {added.sum()} such points in the sample the worst is {by_sum:.2%} off, and {too_much} "
+        f"say more than is needed; of the other {(~added).sum()} the worst is {asked:.2%} off."
     )
     blind = page.blind_margin()
     rest = (

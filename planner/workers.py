@@ -13,9 +13,9 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 
 import torch
@@ -52,7 +52,8 @@ class Workers:
             ours.append(own)
             # All of ours are closed in the copy: so it sees it when this process has ended.
             process = context.Process(target=_serve, args=(other, [*ours], answer), daemon=True)
-            process.start()
+            with _no_interrupt():
+                process.start()
             other.close()
             self.processes.append(process)
             self.idle.put(own)
@@ -99,9 +100,20 @@ def _told(copy: Connection, question: tuple) -> tuple[bool, object] | None:
         return None
 
 
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Ctrl-C waits: in a copy that has just begun, hooks of libraries would print what it stops."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(connection: Connection, others: list[Connection], answer: Callable) -> None:
     """The life of a copy."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the other process, and it this one
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for other in others:
         other.close()
     torch.set_num_threads(1)  # OpenMP's threads are not copied, and would be waited for

@@ -1,6 +1,7 @@
 """What is predicted for a question: of the whole model, and of twins with few layers."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,29 @@ class Estimate(NamedTuple):
     seconds: float  # of a step
 
 
+class Twin(NamedTuple):
+    """What is asked of a twin: bytes at each phase's own peak, how much more the allocator holds
+    than the tensors take, and seconds of a step."""
+
+    phases: dict[str, int]
+    beyond: int
+    seconds: float
+
+    @classmethod
+    def of(cls, facts: Facts) -> "Twin":
+        """As predicted."""
+        beyond = facts.peak_reserved - facts.peak_allocated
+        return cls(facts.phases, beyond, facts.step_seconds)
+
+    def moved(self, begin: "Twin", end: "Twin") -> "Twin":
+        """As far from this one as one twin is from another one, but for what lies beyond tensors:
+        that jumps, and adds up to nothing."""
+        phases = {
+            name: size + end.phases[name] - begin.phases[name] for name, size in self.phases.items()
+        }
+        return Twin(phases, self.beyond, self.seconds + end.seconds - begin.seconds)
+
+
 def no_progress(text: str) -> None:
     """Says nothing."""
 
@@ -48,6 +72,7 @@ class Predictions:
     host: float | str | None = None
     workers: Workers | None = None
     known: dict = field(default_factory=dict, init=False, repr=False)  # what was asked before
+    locks: dict = field(default_factory=dict, init=False, repr=False)  # of each that is asked
 
     @contextmanager
     def side_by_side(self, processes: int) -> Iterator["Predictions"]:
@@ -86,9 +111,10 @@ class Predictions:
             length: tokens of a sample; those of the question if 0.
         """
         key = plan, micro_batch, layers, length
-        if key not in self.known:
-            self.known[key] = self._kept(*key)
-        return self.known[key]
+        with self.locks.setdefault(key, threading.Lock()):  # who asks for the same waits
+            if key not in self.known:
+                self.known[key] = self._kept(*key)
+            return self.known[key]
 
     def _kept(self, plan: Plan, micro_batch: int, layers: tuple, length: int) -> Facts:
         """What is kept on disk, or is predicted."""
@@ -157,7 +183,7 @@ class Predictions:
         twins = [kinds, *((*kinds, kind) for kind in kinds)]
         if len(types) <= len(twins) or not self._can_be_cut(kinds):
             twins = [()]  # they were no cheaper than the model itself, or there are none
-        found = [self.predict(plan, micro_batch, layers=twin, length=length) for twin in twins]
+        found = [self._twin(plan, micro_batch, twin, length) for twin in twins]
 
         def at_full_depth(first: float, *one_more: float) -> float:
             """From the values of the twin with a layer of each kind, and of those with one more."""
@@ -165,12 +191,23 @@ class Predictions:
             return first + sum((types.count(kind) - 1) * (more - first) for kind, more in layers)
 
         # What the allocator takes beyond the tensors hardly grows with depth, but it jumps.
-        beyond = max(twin.peak_reserved - twin.peak_allocated for twin in found)
+        beyond = max(twin.beyond for twin in found)
         size = max(
             at_full_depth(*(twin.phases[name] for twin in found)) for name in found[0].phases
         )
-        seconds = at_full_depth(*(twin.step_seconds for twin in found))
+        seconds = at_full_depth(*(twin.seconds for twin in found))
         return Estimate(self.question.need(size + beyond), seconds)
+
+    def _twin(self, plan: Plan, micro_batch: int, layers: tuple, length: int) -> Twin:
+        """A twin, predicted; of a plan with another optimizer than AdamW that of AdamW, changed by
+        what the optimizer changes where nothing is saved: that depends on the weights alone."""
+        plainer = plan.kind.plainer
+        if plainer is None:
+            return Twin.of(self.predict(plan, micro_batch, layers=layers, length=length))
+        begin, end = (
+            Twin.of(self.predict(Plan(kind), 1, layers=layers)) for kind in (plainer, plan.kind)
+        )
+        return self._twin(Plan(plainer, plan.way), micro_batch, layers, length).moved(begin, end)
 
 
 def _cut(config, layers: tuple) -> None:

@@ -6,6 +6,7 @@ the largest micro-batch; what fits by these lines, or nearly, is then predicted 
 full predictions are shown.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +34,7 @@ AS_SMALL = 1.02  # the same of what they need, where the smallest is asked for
 # Of 28 combinations drawn by chance twins told up to 3.4 % more than full predictions; one outside
 # of them 7 %, which this misses. They told up to 17 % less, too: full predictions then say so.
 NEAR = 1.04
+TIGHT = 1 / 2  # of the card for the weights: more, and the smallest plan is predicted first
 TRIES = 3  # full predictions of a kind, a few seconds each; the first one nearly always fits
 
 
@@ -82,17 +84,20 @@ class Search:
     def _smallest_micro_batch(self, kind: Kind) -> int:
         return 1 if kind.accumulates else self.question.batch
 
-    def _may_fit(self, kind: Kind) -> bool:
-        """Whether the weights alone would fit, and then the plan that saves most."""
+    def _least(self, kind: Kind) -> float:
+        """Bytes that its weights need, whatever is saved; infinite if the card cannot do it."""
         asked = self.question
         if not kind.possible(asked.precision):
+            return math.inf
+        return asked.need(kind.least * asked.workload.parameters())
+
+    def _may_fit(self, kind: Kind) -> bool:
+        """Whether the weights alone would fit, and then the plan that saves most."""
+        if self._least(kind) > self.question.card.memory:
             return False
-        if asked.need(kind.least * asked.workload.parameters()) > asked.card.memory:
-            return False
-        smallest = Plan(kind, asked.ways()[-1])
-        return (
-            self.predictions.estimate(smallest, self._smallest_micro_batch(kind)).need <= self._room
-        )
+        smallest = Plan(kind, self.question.ways()[-1])
+        need = self.predictions.estimate(smallest, self._smallest_micro_batch(kind)).need
+        return need <= self._room
 
     def _line(self, plan: Plan) -> Line | None:
         """Through the smallest and the largest micro-batch; None where not even the first fits."""
@@ -111,11 +116,15 @@ class Search:
         """Plans of a kind that may fit by their lines, best first."""
         batch, room = self.question.batch, self.question.card.memory
         found: list[Candidate] = []
-        for way in self.question.ways() if self._may_fit(kind) else []:
+        # Where the weights leave much room, what saves most is asked for only if less does not fit.
+        tight = TIGHT * room < self._least(kind)
+        for way in self.question.ways() if not tight or self._may_fit(kind) else []:
             if any(one.need <= room for one in found) and ON_THE_HOST in way.techniques:
                 break  # that is slower than what fits
             plan = Plan(kind, way)
             line = self._line(plan)
+            if line is None and not self._may_fit(kind):
+                break
             if line is None:
                 continue
             for n in range(line.smallest, batch + 1):

@@ -154,6 +154,16 @@ class Kind:
         """Whether a step may have several micro-batches."""
         return all(technique.accumulates for technique in self.techniques)
 
+    @property
+    def plainer(self) -> "Kind | None":
+        """The kind that differs by its optimizer alone, which is AdamW; None where there is none.
+
+        Updates in backward are more than another optimizer.
+        """
+        rest = tuple(t for t in self.techniques if t not in (ADAMW_8BIT, ADAFACTOR))
+        alike = (kind for kind in KINDS if kind is not self and kind.techniques == rest)
+        return next(alike, None)
+
     def possible(self, precision: str) -> bool:
         """Whether a card can do it that computes in `precision`, "bf16" or "fp16"."""
         return all(precision in technique.precisions for technique in self.techniques)

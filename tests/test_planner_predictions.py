@@ -1,5 +1,8 @@
 """What the planner predicts: twins meet the whole model, one micro-batch tells the others."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import transformers
 
@@ -27,6 +30,47 @@ def test_the_lines_of_two_twins_meet_the_full_prediction(name, tmp_path):
     full = found.predict(plan, 2)
     assert need == pytest.approx(found.question.need(full.peak_reserved), rel=0.02)
     assert seconds == pytest.approx(full.step_seconds, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        "full, 8-bit AdamW, checkpointing",
+        "full, Adafactor, chunked loss",
+        "full in bf16, 8-bit AdamW, Liger kernels",
+    ),
+)
+def test_a_twin_with_another_optimizer_is_told_by_that_of_adamw(name, tmp_path, monkeypatch):
+    """Each phase as its own prediction has it, which the search then need not make."""
+    shape = SHAPE | {"num_hidden_layers": 4, "hidden_size": 256}
+    transformers.LlamaConfig(**shape, vocab_size=512).save_pretrained(tmp_path)
+    found, plan, asked = predictions(str(tmp_path), keep=False), Plan.named(name), []
+    real, layers = Predictions.predict, ("full_attention",)
+
+    def predict(self, plan, micro_batch, **options):
+        asked.append((plan.name, micro_batch))
+        return real(self, plan, micro_batch, **options)
+
+    monkeypatch.setattr(Predictions, "predict", predict)
+    told = found._twin(plan, 2, layers, 0)
+    assert (name, 2) not in asked and (plan.kind.name, 1) in asked
+    own = found.predict(plan, 2, layers=layers)
+    assert told.phases == pytest.approx(own.phases, rel=0.003)
+    assert told.seconds == pytest.approx(own.step_seconds, rel=0.01)
+
+
+def test_who_asks_for_what_is_being_predicted_waits_for_it(decoder, monkeypatch):
+    found, lora, begun = predictions(decoder, keep=False), Plan.named("LoRA"), []
+
+    def slowly(self, *asked):
+        begun.append(asked)
+        time.sleep(0.2)
+        return object()
+
+    monkeypatch.setattr(Predictions, "_kept", slowly)
+    with ThreadPoolExecutor(3) as threads:
+        answers = list(threads.map(lambda _: found.predict(lora, 1), range(3)))
+    assert len(begun) == 1 and len(set(map(id, answers))) == 1
 
 
 def test_layers_of_two_kinds_need_a_twin_for_each(tmp_path, monkeypatch):

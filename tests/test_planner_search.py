@@ -93,6 +93,24 @@ def test_plain_is_taken_where_it_fits(decoder, by_formula):
     assert tight.micro_batch < 8 or "checkpoint" in tight.name
 
 
+def test_what_saves_most_is_asked_for_where_it_is_needed(decoder, by_formula, monkeypatch):
+    """Where the weights leave room and less fits, nothing of the rest is predicted."""
+    asked = []
+
+    def counted(self, plan, *others, **options):
+        asked.append(plan.way)
+        return formula(self, plan, *others, **options)
+
+    monkeypatch.setattr(Predictions, "predict", counted)
+    for gpu, kind, last in (("80GiB", KINDS[-1], WAYS[0]), ("4GiB", KINDS[-1], WAYS[-1])):
+        asked.clear()
+        search = Search(Predictions(question(decoder, gpu=gpu, length=32, batch=8)))
+        assert search.candidates(kind) and max(asked, key=WAYS.index) is last
+    asked.clear()
+    assert not Search(Predictions(question(decoder, gpu="10GiB"))).candidates(KINDS[0])
+    assert set(asked) == {WAYS[0], WAYS[-1]}
+
+
 def test_orders(decoder, by_formula):
     asked = {order: fit(decoder, "24GiB", length=32, batch=8, order=order) for order in ORDERS}
     usual, fastest, smallest = asked.values()

@@ -20,6 +20,15 @@ def test_every_technique_is_used_and_every_combination_has_its_name():
         Plan.named("8-bit LoRA")
 
 
+def test_kinds_that_differ_by_their_optimizer_alone():
+    found = {kind.name: kind.plainer.name for kind in KINDS if kind.plainer}
+    assert found == {
+        "full, 8-bit AdamW": "full",
+        "full, Adafactor": "full",
+        "full in bf16, 8-bit AdamW": "full in bf16",
+    }
+
+
 def test_what_changes_a_model_has_its_place_in_the_order():
     assert {t for t in ALL if t.model} == set(CHANGE_THE_MODEL)
     changes = Plan.named("QLoRA, chunked loss").model_changes()

@@ -27,9 +27,11 @@ def find(options: argparse.Namespace) -> Fit | Several:
     if alone := next((name for name in ALONE if getattr(options, name)), ""):
         raise ValueError(f"--{alone} is for one card, and --gpus names several: leave out one")
     from .search_several import fit_several
+    from .workers import usual_number
 
+    asked = _asked(options) | {"processes": usual_number()}
     with Progress() as progress:
-        return fit_several(options.model, options.gpus, **_asked(options), say=progress)
+        return fit_several(options.model, options.gpus, **asked, say=progress)
 
 
 def _asked(options: argparse.Namespace) -> dict:

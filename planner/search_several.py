@@ -25,6 +25,7 @@ from .predictions import facts_of, no_progress
 from .question import Question, ask, known_cards
 from .ranks import predict_rank, rank_script
 from .several import SECONDS, SMALLEST, WAYS, Recipe, Several, Way
+from .workers import Workers
 
 MIB = 2**20
 # What a rank's link carries stands only in what is said of a script, in these words: a prediction
@@ -186,23 +187,35 @@ class Search:
                     return found
         return one
 
-    def recipes(self) -> tuple[list[Recipe], list[str]]:
+    def recipes(self, processes: int = 1) -> tuple[list[Recipe], list[str]]:
         """Those that fit, and the names of the ways for which no time was left."""
-        found, left, began = [], [], time.monotonic()
-        for adapters in (False, True):
-            here: list[Recipe] = []
-            for way in (way for way in WAYS if way.adapters == adapters):
-                if any(r.way.parallel == way.parallel or _best(r) for r in here):
-                    continue  # what follows saves memory, which is not short
-                if time.monotonic() - began > SECONDS:
-                    left.append(way.name)
-                    continue
-                try:
-                    here += filter(None, [self.fitting(way)])
-                except TooLong:
-                    left.append(way.name)
-            found += sorted(here, key=lambda recipe: recipe.slowest)
-        return found, left
+        if processes < 2:
+            halves = [self.half(False), self.half(True)]
+        else:
+            _ = self.asked.skeleton  # built once, and copied
+            with Workers(processes, self.half) as workers:
+                halves = workers.each(workers.ask, [False, True])
+        for _, _, seen in halves:
+            self.seen.extend(seen)
+        return sum((found for found, _, _ in halves), []), sum((left for _, left, _ in halves), [])
+
+    def half(self, adapters: bool) -> tuple[list[Recipe], list[str], list[Recipe]]:
+        """Of what trains adapters, or all weights: what fits, the fastest first; the names of the
+        ways for which no time was left; all that was predicted."""
+        own, began = replace(self, seen=[]), time.monotonic()
+        found: list[Recipe] = []
+        left: list[str] = []
+        for way in (way for way in WAYS if way.adapters == adapters):
+            if any(r.way.parallel == way.parallel or _best(r) for r in found):
+                continue  # what follows saves memory, which is not short
+            if time.monotonic() - began > SECONDS:
+                left.append(way.name)
+                continue
+            try:
+                found += filter(None, [own.fitting(way)])
+            except TooLong:
+                left.append(way.name)
+        return sorted(found, key=lambda recipe: recipe.slowest), left, own.seen
 
 
 def _best(recipe: Recipe) -> bool:
@@ -242,6 +255,7 @@ def fit_several(
     say: Callable[[str], None] = no_progress,
     cache: bool = True,
     host: float | str | None = None,
+    processes: int = 1,
 ) -> Several:
     """Ways to train a language model over several cards of one machine, predicted.
 
@@ -254,6 +268,7 @@ def fit_several(
         say: is told what is being predicted.
         cache: whether predictions are kept on disk, in `build/predictions`.
         host: seconds that the card's computer takes for an operation, as `predict` takes them.
+        processes: how many predict at a time, as for `fit`; two are used at most.
 
     Returns:
         A `Several`: recipes, least change first, then the fastest, or the nearest miss.
@@ -264,7 +279,7 @@ def fit_several(
     asked, ranks = ask_several(model, gpus, task, length, batch)
     host_of(host, asked.card)  # what is wrong with it is said at once
     search = Search(asked, ranks, say, cache, host, [])
-    recipes, left = search.recipes()
+    recipes, left = search.recipes(processes)
     miss = None
     if not recipes:
         seen = search.seen or [search.recipe(SMALLEST, 1)]

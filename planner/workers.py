@@ -62,11 +62,15 @@ class Workers:
         return self
 
     def __exit__(self, *_) -> None:
+        self.end()
+        for process in self.processes:
+            process.join()
+
+    def end(self) -> None:
+        """End the copies: who waits for one of them gets `Ended`."""
         self.closed = True
         for process in self.processes:
             process.terminate()
-        for process in self.processes:
-            process.join()
 
     def ask(self, *question):
         """The answer to a question, when one of them has it."""
@@ -88,7 +92,11 @@ class Workers:
     def each(self, function: Callable, values: list) -> list:
         """What a function that asks returns for each value, in their order; all at once."""
         with ThreadPoolExecutor(max(1, len(values))) as threads:
-            return list(threads.map(function, values))
+            try:
+                return list(threads.map(function, values))
+            except KeyboardInterrupt:  # else the threads would be waited for, and they for answers
+                self.end()
+                raise
 
 
 def _told(copy: Connection, question: tuple) -> tuple[bool, object] | None:

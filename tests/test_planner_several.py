@@ -51,6 +51,13 @@ def names(found) -> list[str]:
     return [recipe.way.name for recipe in found.recipes]
 
 
+@pytest.mark.parametrize("gpus", ("2xA100-80GB", "2x18GiB", "2x14.2GiB", "2x2.5GiB"))
+def test_one_process_and_two_give_the_same_answer(decoder, by_formula, gpus):
+    found = [fit_several(decoder, gpus, length=16, batch=16, processes=n) for n in (1, 2)]
+    assert str(found[1]) == str(found[0]) and found[1].to_json() == found[0].to_json()
+    assert (found[0].miss is None) == (gpus != "2x2.5GiB")
+
+
 def test_what_fits_as_it_is_ends_its_kind(decoder, by_formula):
     found = fit_several(decoder, "2xA100-80GB", length=16, batch=8)
     assert names(found) == ["full, ddp", "LoRA, ddp"] and found.miss is None

@@ -1,5 +1,6 @@
 """The planner's copies of a process: the same answers, whoever gives them, and what goes wrong."""
 
+import _thread
 import multiprocessing
 import os
 import random
@@ -103,6 +104,17 @@ def test_this_process_answers_in_the_place_of_one_that_was_ended():
         assert workers.each(workers.ask, ["who"] * 4) == [os.getpid()] * 4
 
 
+def test_ctrl_c_does_not_wait_for_an_answer():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Workers(2, time.sleep) as workers, pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.5, _thread.interrupt_main).start()
+            workers.each(workers.ask, [3600, 3600])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert all(process.exitcode == -signal.SIGTERM for process in workers.processes)
+
+
 def test_after_the_end_nobody_answers():
     with Workers(1, answer) as workers:
         late = threading.Timer(0.1, workers.__exit__)
@@ -124,9 +136,12 @@ def test_a_process_with_other_threads_is_not_copied(monkeypatch):
     assert usual_number() == 1
 
 
-@pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGKILL))
-def test_no_copy_outlives_its_command(decoder, number, tmp_path):
-    command = [sys.executable, "-m", "planner", "fit", "--model", decoder, "--no-cache"]
+@pytest.mark.parametrize(
+    "number, cards",
+    ((signal.SIGINT, "--gpu=T4"), (signal.SIGKILL, "--gpu=T4"), (signal.SIGINT, "--gpus=2xT4")),
+)
+def test_no_copy_outlives_its_command(decoder, number, cards, tmp_path):
+    command = [sys.executable, "-m", "planner", "fit", "--model", decoder, "--no-cache", cards]
     code = "import os; os.sched_getaffinity = lambda _: {0, 1}\nimport sys, planner.command as c\n"
     code += "import planner.workers as w; make = w.Workers.__init__\n"
     code += "def told(*given):\n make(*given)\n print(*[p.pid for p in given[0].processes])\n"

@@ -1,6 +1,8 @@
 """What is predicted for a question: of the whole model, and of twins with few layers."""
 
+import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -151,26 +153,43 @@ class Predictions:
 
     def estimate(self, plan: Plan, micro_batch: int, *, length: int = 0) -> Estimate:
         """Need and time at full depth, from twins."""
-        config = self.question.workload.config
-        types = getattr(config, "layer_types", None) or ["any"] * config.num_hidden_layers
-        kinds = tuple(dict.fromkeys(types))
-        twins = [kinds, *((*kinds, kind) for kind in kinds)]
-        if len(types) <= len(twins) or not self._can_be_cut(kinds):
-            twins = [()]  # they were no cheaper than the model itself, or there are none
+        twins = self._twins
         found = [self.predict(plan, micro_batch, layers=twin, length=length) for twin in twins]
-
-        def at_full_depth(first: float, *one_more: float) -> float:
-            """From the values of the twin with a layer of each kind, and of those with one more."""
-            layers = zip(kinds, one_more, strict=False)
-            return first + sum((types.count(kind) - 1) * (more - first) for kind, more in layers)
-
         # What the allocator takes beyond the tensors hardly grows with depth, but it jumps.
         beyond = max(twin.peak_reserved - twin.peak_allocated for twin in found)
         size = max(
-            at_full_depth(*(twin.phases[name] for twin in found)) for name in found[0].phases
+            self._at_full_depth(*(twin.phases[name] for twin in found)) for name in found[0].phases
         )
-        seconds = at_full_depth(*(twin.step_seconds for twin in found))
+        seconds = self._at_full_depth(*(twin.step_seconds for twin in found))
         return Estimate(self.question.need(size + beyond), seconds)
+
+    @functools.cached_property
+    def _kinds(self) -> dict[str, int]:
+        """How many layers there are of each kind that the configuration names."""
+        config = self.question.workload.config
+        types = getattr(config, "layer_types", None) or ["any"] * config.num_hidden_layers
+        return dict(Counter(types))
+
+    @functools.cached_property
+    def _twins(self) -> list[tuple]:
+        """The layers of twins: one of each kind, and then one more of each; or the model itself,
+        where they were no cheaper or do not tell its weights: some layers differ by their number,
+        as the first ones of DeepSeek-V3, which are no mixtures."""
+        kinds = tuple(self._kinds)
+        twins = [kinds, *((*kinds, kind) for kind in kinds)]
+        if sum(self._kinds.values()) <= len(twins) or not self._can_be_cut(kinds):
+            return [()]
+        try:
+            weights = [self._workload(twin, 0).parameters() for twin in twins]
+        except Exception:  # noqa: BLE001 - a model may ask more of its layers, in words of its own
+            return [()]
+        told = self._at_full_depth(*weights) == self.question.workload.parameters()
+        return twins if told else [()]
+
+    def _at_full_depth(self, first: float, *one_more: float) -> float:
+        """From the values of the twin with a layer of each kind, and of those with one more."""
+        layers = zip(self._kinds.values(), one_more, strict=False)  # none of the model itself
+        return first + sum((count - 1) * (more - first) for count, more in layers)
 
 
 def _cut(config, layers: tuple) -> None:

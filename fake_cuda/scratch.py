@@ -29,7 +29,8 @@ THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # of a mult
 
 
 def workspace(capability: tuple[int, int], versions: Versions | None = None) -> int:
-    """Bytes of cuBLAS's workspace, of which each thread takes one with its first product.
+    """Bytes of cuBLAS's workspace, of which each thread takes one with its first product, or
+    (`Versions.workspace_is_kept`) each product one for itself.
 
     8 MiB and a bit (`:4096:2:16:8`), 32 MiB on Hopper and on today's Blackwell
     (aten/src/ATen/cuda/CublasHandlePool.cpp); or what CUBLAS_WORKSPACE_CONFIG says.

@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 
 from fake_cuda.depth import SHALLOW
+from fake_cuda.ordered import workspace_told
+from fake_cuda.versions import chosen
 from helpers import hardware
 from helpers.host import host_of
 from helpers.prediction import Prediction, predict
@@ -108,6 +110,7 @@ class Predictions:
         key = [workload.config.to_dict(), workload.task, workload.length, plan.name]
         key += [asked.settings(plan, micro_batch), cache.code()]
         key += [asked.card.name, asked.card.capability, asked.card.facts]
+        key += [workspace_told(), chosen().workspace_is_kept]  # which the environment decides
         key += host_of(self.host, hardware.gpu(asked.card.name))
         return cache.kept(json.dumps(key, default=str), _make)
 

@@ -112,6 +112,26 @@ def test_each_thread_takes_a_workspace_with_its_first_product():
     assert 8519680 not in [size for _, size in simulate(lambda: torch.empty(9) + 1).log]
 
 
+def test_since_torch_2_15_each_product_gives_its_workspace_back(monkeypatch):
+    """Unless the environment says that it is kept (CublasHandlePool.cpp)."""
+
+    def products():
+        one = torch.empty(512, 512)
+        for _ in range(3):
+            one = one @ one
+        return one
+
+    def log(version: str) -> list[int]:
+        return [n for _, n in simulate(products, versions=Versions(version)).log]
+
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
+    new, old = log("2.15.0"), log("2.14.1")
+    assert (new.count(8519680), new.count(-8519680)) == (3, 3)
+    assert (old.count(8519680), old.count(-8519680)) == (1, 0)
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
+    assert log("2.15.0") == old
+
+
 def test_clipping_takes_all_gradients_at_once(monkeypatch):
     """As on CUDA, where all tensors of a list have one kernel (torch/nn/utils/clip_grad.py)."""
     multiply, seen = torch._foreach_mul_, []

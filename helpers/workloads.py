@@ -235,7 +235,7 @@ def named(task: str, name: str, length: int | None, usual: int | None = None) ->
     if not hasattr(config, "vocab_size"):  # that of a part, such as `text_config`
         raise ValueError(MORE_THAN_TEXT.format(name))
     classify = task == "text_classification"
-    if classify and config.pad_token_id is None:
+    if classify and getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # decoders classify by the last token that is not padding
     config.use_cache = False  # keys and values are cached for generation only
     most = getattr(config, "max_position_embeddings", None) or 0

@@ -249,8 +249,9 @@ def test_a_model_of_text_and_pictures_is_one_sentence(kind, tmp_path, capsys):
     assert "has parts beside that for texts" in capsys.readouterr().err
 
 
-def test_a_model_of_any_length_takes_the_length_that_is_asked_for(tmp_path):
-    transformers.XLNetConfig().save_pretrained(tmp_path)
+@pytest.mark.parametrize("kind", [transformers.XLNetConfig, transformers.PerceiverConfig])
+def test_a_model_of_any_length_or_without_padding_is_taken(kind, tmp_path):
+    kind().save_pretrained(tmp_path)
     asked = workloads.workload(str(tmp_path), "text_classification", length=700)
     assert asked.length == 700
 

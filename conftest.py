@@ -1,12 +1,15 @@
 """Set the course's environment before anything imports torch; nbval's kernels inherit it."""
 
 import gc
+import os
 
 import pytest
 
 from tools.shared.environment import set_variables
 
 set_variables()
+# Tests count a workspace of cuBLAS that is kept, as it was before torch 2.15.
+os.environ.setdefault("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:

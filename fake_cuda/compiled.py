@@ -25,7 +25,6 @@ from .trace import Trace
 
 MODE = "torch.compile's {}, whose memory is not known here: take its default mode"
 FAILED = "code that torch.compile does not take for a card that is not there ({})"
-BACKEND = "torch.compile with the backend {!r}: only inductor's plan is known"
 TIME = (
     "Of compiled code's time the host's part of a call is not known, which counts in steps of "
     "about a millisecond and less; products that it pads are not padded."
@@ -167,14 +166,14 @@ class Compiler:
         """`compile_fx_inner`: a graph of ATen's operations becomes a function of a list."""
         from torch._inductor import config
 
-        from .compiled_plan import Graph, planned, runnable
+        from .compiled_plan import Graph, copy_of, planned, runnable
 
         if config.max_autotune or config.max_autotune_gemm:
             self.refuses("autotuning (mode='max-autotune')")
         if config.triton.cudagraphs:
             self.refuses("CUDA graphs (mode='reduce-overhead')")
         backward = bool(options.get("is_backward"))
-        whole = _copied(module)
+        whole = copy_of(module)
         graph = Graph(module, list(inputs), backward, bool(options.get("is_inference")))
         with _disable_current_modes(), self.trace.here.originals(), self.planning():
             plan = planned(graph, self.trace.card)
@@ -215,13 +214,6 @@ class Compiler:
         if self.trace.cuda:
             self.trace.work.see(operation, args, {}, [out], self.trace)
             self.trace.inside(operation, args)
-
-
-def _copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The graph as it is now: planning changes it."""
-    graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    return torch.fx.GraphModule(module, graph)
 
 
 def _skipped(alone: bool = False):
@@ -280,7 +272,12 @@ def _prepared(compiler: Compiler) -> Iterator[None]:
     """
     import torch._functorch.config as functorch
     from torch._dynamo import pgo, reset_code
+    from torch._dynamo.backends.cudagraphs import CudagraphsBackend
     from torch._inductor import compile_fx, config
+
+    def in_graphs(module, inputs, **_):  # else this backend finds a CPU, and runs it as it is
+        compiler.refuses("CUDA graphs (backend='cudagraphs')")
+        return compile_fx.compile_fx(module, inputs)
 
     # Not by `here.replaced`, whose originals the compiler finds.
     instead = compiler.trace.here.instead(
@@ -291,6 +288,7 @@ def _prepared(compiler: Compiler) -> Iterator[None]:
         config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
         functorch.patch(enable_autograd_cache=False),
         patch.object(compile_fx, "compile_fx", instead),
+        patch.object(CudagraphsBackend, "__call__", staticmethod(in_graphs)),
     ):
         try:
             yield

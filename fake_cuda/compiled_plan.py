@@ -49,6 +49,13 @@ class Graph(NamedTuple):
     inference: bool
 
 
+def copy_of(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph as it is now: planning changes it."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return torch.fx.GraphModule(module, graph)
+
+
 def planned(graph: Graph, card: Card | None) -> Plan:
     """Let Inductor plan a graph.
 

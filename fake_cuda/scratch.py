@@ -24,11 +24,13 @@ PRODUCTS = {  # all that asks for cuBLAS's handle, and with it for its workspace
 MAX_NUM_THREADS, WARP_SIZE = 512, 32
 MIN_PER_THREAD, MAX_PER_THREAD = 16, 256
 FLOAT = SEMAPHORE = 4
+LITTLE_SHARED = {(7, 5), (8, 6), (8, 9), (12, 0), (12, 1)}  # no room for blocks of 128 rows
 THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}  # of a multiprocessor, at most
 
 
 def workspace(capability: tuple[int, int], versions: Versions | None = None) -> int:
-    """Bytes of cuBLAS's workspace, of which each thread takes one with its first product.
+    """Bytes of cuBLAS's workspace, of which each thread takes one with its first product, or
+    (`Versions.workspace_is_kept`) each product one for itself.
 
     8 MiB and a bit (`:4096:2:16:8`), 32 MiB on Hopper and on today's Blackwell
     (aten/src/ATen/cuda/CublasHandlePool.cpp); or what CUBLAS_WORKSPACE_CONFIG says.
@@ -93,16 +95,29 @@ def _varlen_backward(card, grad, q, k, v, out, lse, borders, *_) -> list[int]:
     return sizes
 
 
+def _pieces(keys: int, rows: int) -> int:
+    """Into how many pieces keys are cut where each adds up gradients of its own: none is counted
+    twice where sums are in order (_efficient_attention_backward in attention_backward.cu)."""
+    return 1 if in_order() else max(1, min(-(-keys // 64), 200 // rows))
+
+
 def _efficient_backward(card, grad, q, k, v, *_) -> list[int]:
-    """The sums of each row and the gradient of the queries in float32, block by block
-    (attention_backward.cu, mem_eff_attention/kernel_backward.h: workspace_size; the sizes of the
-    blocks: kernels/generate_kernels.py)."""
-    batch, heads, length, width = q.shape
-    height = 64 if width <= 64 else 128
-    across = 64 if width <= 64 or q.dtype == torch.float32 else 128
+    """The sums of each row, and in float32 what is added up in memory: the gradient of the queries
+    block by block; in 16 bits those of keys and values of each piece, where a head is wider than a
+    block is high (attention_backward.cu, mem_eff_attention/kernel_backward.h: workspace_size; the
+    sizes of the blocks: kernels/generate_kernels.py, where one more on 8.6 and 8.9 for heads up to
+    96 is passed over)."""
+    (batch, heads, length, width), values = q.shape, v.shape[-1]
+    rows, half, widest = batch * heads, q.element_size() == 2, max(width, values)
+    height = 64 if widest <= 64 or card.capability in LITTLE_SHARED else 128
+    kept = half and widest <= height  # in registers
+    across = 128 if kept and height == 128 and card.capability >= (8, 0) else 64
     blocks = -(-length // height) * -(-width // across)
-    rows = batch * heads
-    return [*_copy(grad), 4 * rows * length, rows * blocks * (4 * height * across + 16)]
+    size = blocks * (4 * height * across + 16)
+    if half and not kept:
+        wide = _up(width, height) + _up(values, height)
+        size += 4 * _pieces(k.shape[2], rows) * across * wide
+    return [*_copy(grad), 4 * rows * length, rows * size]
 
 
 def _last_power_of_2(n: int) -> int:

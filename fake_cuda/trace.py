@@ -226,11 +226,15 @@ class Trace(TorchDispatchMode):
 
     def inside(self, func, args) -> None:
         """What a kernel allocates for itself."""
-        thread = in_backward(), self.streams.now
-        if thread not in self.threads and asks_cublas(func, args, self.card):
-            self.threads.add(thread)
-            self.add(workspace(self.card.capability, self.versions), "temporaries")
         sizes = scratch(func, args, self.card)
+        if asks_cublas(func, args, self.card):
+            thread, kept = (in_backward(), self.streams.now), self.versions.workspace_is_kept
+            size = workspace(self.card.capability, self.versions)
+            if not kept:
+                sizes = [*sizes, size]
+            elif thread not in self.threads:
+                self.threads.add(thread)
+                self.add(size, "temporaries")
         numbers = [self.add(size, "temporaries") for size in sizes]
         self.events += [~i for i in numbers]
 

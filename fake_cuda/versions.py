@@ -7,6 +7,7 @@
 What depends on a version asks here, by a property named after what that version does.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,6 +61,12 @@ class Versions:
     def workspace_is_counted(self) -> bool:
         """torch allocates cuBLAS's workspace itself since 1.11 (its release notes)."""
         return self.since(1, 11)
+
+    @property
+    def workspace_is_kept(self) -> bool:
+        """Since 2.15 each product has its workspace anew, if TORCH_CUBLAS_WORKSPACE_CACHE is not 1
+        (its documentation of environment variables; CublasHandlePool.cpp); before, one was kept."""
+        return not self.since(2, 15) or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
     @property
     def large_workspace_on_blackwell(self) -> bool:

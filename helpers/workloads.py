@@ -30,6 +30,7 @@ LARGE = {  # name in data/configs, where the weights are, tokens in a sample
     "text_classification": ("bert-large-uncased", "google-bert/bert-large-uncased", 512),
     "language_modelling": ("tinyllama-1.1b", "TinyLlama/TinyLlama_v1.1", 2048),
 }
+MORE_THAN_TEXT = "{} has parts beside that for texts: give a script that trains it, by --script"
 OFFLINE = "random weights, because the hub cannot be reached: memory and speed are the same"
 
 
@@ -231,11 +232,14 @@ def named(task: str, name: str, length: int | None, usual: int | None = None) ->
     config, weights, name = find_model(name)
     if type(config) not in CONFIGS[task]:
         raise ValueError(f"{name} is not a model for {task.replace('_', ' ')}")
+    if not hasattr(config, "vocab_size"):  # that of a part, such as `text_config`
+        raise ValueError(MORE_THAN_TEXT.format(name))
     classify = task == "text_classification"
-    if classify and config.pad_token_id is None:
+    if classify and getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # decoders classify by the last token that is not padding
     config.use_cache = False  # keys and values are cached for generation only
-    most = getattr(config, "max_position_embeddings", None) or length or usual
+    most = getattr(config, "max_position_embeddings", None) or 0
+    most = most if most > 0 else length or usual  # XLNet's is -1: as long as you like
     length = length or min(usual, most)
     if length > most:
         raise ValueError(f"{name} reads {most} tokens at most")

@@ -9,8 +9,10 @@ def layers_are_alike(model: torch.nn.Module) -> bool:
     """Whether all layers have the same parts, shapes and plain attributes but for their number.
 
     What a layer does by its number alone is not seen here; no model of transformers that is trained
-    by the planner does.
+    by the planner does. Layers that are left out by chance are not alike either.
     """
+    if any(getattr(part, "layerdrop", 0) for part in model.modules()):
+        return False
     config = model.config
     count = getattr(config, "num_hidden_layers", 0)
     by_layer = (v for v in vars(config).values() if isinstance(v, list) and len(v) == count)

@@ -1,7 +1,9 @@
 """What is predicted for a question: of the whole model, and of twins with few layers."""
 
+import functools
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,6 +13,8 @@ import numpy as np
 import pandas as pd
 
 from fake_cuda.depth import SHALLOW
+from fake_cuda.ordered import workspace_told
+from fake_cuda.versions import chosen
 from helpers import hardware
 from helpers.host import host_of
 from helpers.prediction import Prediction, predict
@@ -132,6 +136,7 @@ class Predictions:
         key = [workload.config.to_dict(), workload.task, workload.length, plan.name]
         key += [asked.settings(plan, micro_batch), cache.code()]
         key += [asked.card.name, asked.card.capability, asked.card.facts]
+        key += [workspace_told(), chosen().workspace_is_kept]  # which the environment decides
         key += host_of(self.host, hardware.gpu(asked.card.name))
         return cache.kept(json.dumps(key, default=str), _make)
 
@@ -177,37 +182,53 @@ class Predictions:
 
     def estimate(self, plan: Plan, micro_batch: int, *, length: int = 0) -> Estimate:
         """Need and time at full depth, from twins."""
-        config = self.question.workload.config
-        types = getattr(config, "layer_types", None) or ["any"] * config.num_hidden_layers
-        kinds = tuple(dict.fromkeys(types))
-        twins = [kinds, *((*kinds, kind) for kind in kinds)]
-        if len(types) <= len(twins) or not self._can_be_cut(kinds):
-            twins = [()]  # they were no cheaper than the model itself, or there are none
-        found = [self._twin(plan, micro_batch, twin, length) for twin in twins]
-
-        def at_full_depth(first: float, *one_more: float) -> float:
-            """From the values of the twin with a layer of each kind, and of those with one more."""
-            layers = zip(kinds, one_more, strict=False)
-            return first + sum((types.count(kind) - 1) * (more - first) for kind, more in layers)
-
+        found = [self._twin(plan, micro_batch, twin, length) for twin in self._twins]
         # What the allocator takes beyond the tensors hardly grows with depth, but it jumps.
         beyond = max(twin.beyond for twin in found)
         size = max(
-            at_full_depth(*(twin.phases[name] for twin in found)) for name in found[0].phases
+            self._at_full_depth(*(twin.phases[name] for twin in found)) for name in found[0].phases
         )
-        seconds = at_full_depth(*(twin.seconds for twin in found))
+        seconds = self._at_full_depth(*(twin.seconds for twin in found))
         return Estimate(self.question.need(size + beyond), seconds)
 
     def _twin(self, plan: Plan, micro_batch: int, layers: tuple, length: int) -> Twin:
         """A twin, predicted; of a plan with another optimizer than AdamW that of AdamW, changed by
         what the optimizer changes where nothing is saved: that depends on the weights alone."""
         plainer = plan.kind.plainer
-        if plainer is None:
+        if plainer is None or not layers:  # the model itself is shown as it is predicted here
             return Twin.of(self.predict(plan, micro_batch, layers=layers, length=length))
         begin, end = (
             Twin.of(self.predict(Plan(kind), 1, layers=layers)) for kind in (plainer, plan.kind)
         )
         return self._twin(Plan(plainer, plan.way), micro_batch, layers, length).moved(begin, end)
+
+    @functools.cached_property
+    def _kinds(self) -> dict[str, int]:
+        """How many layers there are of each kind that the configuration names."""
+        config = self.question.workload.config
+        types = getattr(config, "layer_types", None) or ["any"] * config.num_hidden_layers
+        return dict(Counter(types))
+
+    @functools.cached_property
+    def _twins(self) -> list[tuple]:
+        """The layers of twins: one of each kind, and then one more of each; or the model itself,
+        where they were no cheaper or do not tell its weights: some layers differ by their number,
+        as the first ones of DeepSeek-V3, which are no mixtures."""
+        kinds = tuple(self._kinds)
+        twins = [kinds, *((*kinds, kind) for kind in kinds)]
+        if sum(self._kinds.values()) <= len(twins) or not self._can_be_cut(kinds):
+            return [()]
+        try:
+            weights = [self._workload(twin, 0).parameters() for twin in twins]
+        except Exception:  # noqa: BLE001 - a model may ask more of its layers, in words of its own
+            return [()]
+        told = self._at_full_depth(*weights) == self.question.workload.parameters()
+        return twins if told else [()]
+
+    def _at_full_depth(self, first: float, *one_more: float) -> float:
+        """From the values of the twin with a layer of each kind, and of those with one more."""
+        layers = zip(self._kinds.values(), one_more, strict=False)  # none of the model itself
+        return first + sum((count - 1) * (more - first) for count, more in layers)
 
 
 def _cut(config, layers: tuple) -> None:

@@ -11,7 +11,9 @@ from importlib.metadata import EntryPoint
 from unittest.mock import Mock
 
 import pytest
+import transformers
 
+from helpers import workloads
 from planned import saved_decoder
 from planner.command import Progress, main, setting
 from planner.facts import Facts
@@ -237,6 +239,21 @@ def test_bad_input_of_fit_is_one_sentence(arguments, message, capsys):
     assert main(["fit", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and message in err
+
+
+@pytest.mark.parametrize("kind", [transformers.Gemma3Config, transformers.Llama4Config])
+def test_a_model_of_text_and_pictures_is_one_sentence(kind, tmp_path, capsys):
+    kind(architectures=["OneForCausalLM"]).save_pretrained(tmp_path)
+    asked = ["predict", "--model", str(tmp_path), "--gpu", "T4", "--length", "16"]
+    assert main(asked) == 2
+    assert "has parts beside that for texts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [transformers.XLNetConfig, transformers.PerceiverConfig])
+def test_a_model_of_any_length_or_without_padding_is_taken(kind, tmp_path):
+    kind().save_pretrained(tmp_path)
+    asked = workloads.workload(str(tmp_path), "text_classification", length=700)
+    assert asked.length == 700
 
 
 def test_progress_is_one_line_in_twenty_seconds_where_nobody_watches(capsys, monkeypatch):

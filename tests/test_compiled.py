@@ -195,6 +195,11 @@ def test_a_mode_that_takes_more_is_refused(mode):
         simulate(training(mode=mode))
 
 
+def test_a_backend_that_takes_more_is_refused():
+    with pytest.raises(NotSimulated, match="backend='cudagraphs'.*take its default mode"):
+        simulate(training(backend="cudagraphs"))
+
+
 def test_a_graph_that_must_be_whole_and_is_not_is_one_sentence():
     with pytest.raises(NotSimulated, match="torch.compile does not take") as caught:
         simulate(training(Breaks, fullgraph=True))

@@ -180,6 +180,9 @@ def test_layers_are_compared_by_their_parts_shapes_and_attributes():
     assert not layers_are_alike(model(transformers.SmolLM3Config(**shape, pad_token_id=0)))
     kinds = [*3 * ["sliding_attention"], "full_attention"]
     assert not layers_are_alike(model(transformers.Gemma3TextConfig(**shape, layer_types=kinds)))
+    for chance in (0.0, 0.1):  # of a layer to be left out
+        drops = transformers.OPTConfig(**SHAPE | {"num_hidden_layers": 4}, layerdrop=chance)
+        assert layers_are_alike(model(drops)) == (not chance)
     odd = model(transformers.Qwen2Config(**shape))
     odd.model.layers[2].mlp.act_fn = torch.nn.GELU()
     assert not layers_are_alike(odd)

@@ -1,6 +1,5 @@
 """The planner's copies of a process: the same answers, whoever gives them, and what goes wrong."""
 
-import _thread
 import multiprocessing
 import os
 import random
@@ -108,7 +107,8 @@ def test_ctrl_c_does_not_wait_for_an_answer():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with Workers(2, time.sleep) as workers, pytest.raises(KeyboardInterrupt):
-            threading.Timer(0.5, _thread.interrupt_main).start()
+            asked = threading.main_thread().ident, signal.SIGINT
+            threading.Timer(0.5, signal.pthread_kill, asked).start()
             workers.each(workers.ask, [3600, 3600])
     finally:
         signal.signal(signal.SIGINT, before)

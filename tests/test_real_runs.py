@@ -14,6 +14,7 @@ from evidence.decoder_training import simulated as simulated_on
 from evidence.sources import course
 from fake_cuda import MiB, Versions, logs, simulate
 from fake_cuda.card import Card
+from fake_cuda.ordered import told
 from fake_cuda.scratch import scratch, workspace
 
 DATA = Path(__file__).parents[1] / "data"
@@ -111,6 +112,26 @@ def test_each_thread_takes_a_workspace_with_its_first_product():
     assert 8519680 not in [size for _, size in simulate(lambda: torch.empty(9) + 1).log]
 
 
+def test_since_torch_2_15_each_product_gives_its_workspace_back(monkeypatch):
+    """Unless the environment says that it is kept (CublasHandlePool.cpp)."""
+
+    def products():
+        one = torch.empty(512, 512)
+        for _ in range(3):
+            one = one @ one
+        return one
+
+    def log(version: str) -> list[int]:
+        return [n for _, n in simulate(products, versions=Versions(version)).log]
+
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
+    new, old = log("2.15.0"), log("2.14.1")
+    assert (new.count(8519680), new.count(-8519680)) == (3, 3)
+    assert (old.count(8519680), old.count(-8519680)) == (1, 0)
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
+    assert log("2.15.0") == old
+
+
 def test_clipping_takes_all_gradients_at_once(monkeypatch):
     """As on CUDA, where all tensors of a list have one kernel (torch/nn/utils/clip_grad.py)."""
     multiply, seen = torch._foreach_mul_, []
@@ -187,6 +208,17 @@ def test_kernels_own_memory():
     efficient = aten._scaled_dot_product_efficient_attention_backward.default
     q = grads(2, 1000, 8, 64, dtype=torch.float32)
     assert scratch(efficient, (q, q, q, q), A100) == [4 * 16000, 16 * 16 * (4 * 64 * 64 + 16)]
+    # Wider heads than a block is high: keys and values in pieces, 200 of all heads at most.
+    q, wide = grads(2, 1000, 8, 256), 4 * 64 * (256 + 256)
+    whole = 8 * 4 * (4 * 128 * 64 + 16)
+    assert scratch(efficient, (q, q, q, q), A100) == [4 * 16000, 16 * (whole + 12 * wide)]
+    q, wide = grads(2, 1000, 8, 128), 4 * 64 * (128 + 128)
+    on_t4, on_a100 = 16 * 2 * (4 * 64 * 64 + 16), 8 * (4 * 128 * 128 + 16)
+    assert scratch(efficient, (q, q, q, q), A100) == [4 * 16000, 16 * on_a100]
+    for order, pieces in ((False, 12), (True, 1)):
+        with told(order):
+            found = scratch(efficient, (q, q, q, q), Card("T4", (7, 5), 40))
+        assert found == [4 * 16000, 16 * (on_t4 + pieces * wide)]
     # The log of the 423M model at length 256 has these two at every norm: 8 MiB, and 32 bytes.
     x = torch.empty(4, 256, 1024, device="meta")
     total = aten.sum.dim_IntList

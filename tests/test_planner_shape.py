@@ -33,7 +33,7 @@ ARROWS = {
     "report": set(),
     "ranks": set(),
     "several": {"techniques", "question", "facts"},
-    "search_several": {"question", "facts", "predictions", "cache", "ranks", "several"},
+    "search_several": {"question", "facts", "predictions", "cache", "ranks", "several", "workers"},
     "prices": set(),
     "calibration": set(),
     "terminal": set(),

@@ -10,6 +10,60 @@ from dataclasses import dataclass
 ALLOCATED, SEVERAL, PARTS = 2, 9, 7
 FASTEST, SMALLEST = "fastest", "smallest"  # of answer
 
+PERMILLE = 1000
+
+
+def unpacked(recipe: dict) -> dict:
+    """A recipe of the atlas with a row for each point; its file has columns (`packed`).
+
+    Returns:
+        The same, with `points`: tokens of a sample, samples, and in MiB what a step of one
+        micro-batch takes and, where there can be several, one of more; and with `seconds` of each
+        card: of a step of one micro-batch, the shortest and the longest as shares of it, of a
+        step's end, of each micro-batch where there are several, and the number of the limit.
+    """
+    if "points" not in recipe:
+        return recipe
+    points = [list(row) for row in zip(*recipe["points"], strict=True)]
+    seconds = {}
+    for card, columns in recipe["seconds"].items():
+        alike = [c if isinstance(c, list) else [c] * len(points) for c in columns]
+        seconds[card] = [
+            [_four_digits((once + each) * (1 + more / PERMILLE)), low, high, once, each, limit]
+            for low, high, once, each, limit, more in zip(*alike, strict=True)
+        ]
+    return recipe | {"points": points, "seconds": seconds}
+
+
+def packed(recipe: dict) -> dict:
+    """A recipe with rows as its file has it: as columns, a number where all of one are the same,
+    and the first seconds as thousandths beyond the sum of the others, which is nearly all of them.
+    So it takes half of the bytes when it is compressed.
+
+    >>> row = [512, 1, 9, 9, 9, 0, 0, 0, 0]
+    >>> rows = {"points": [row], "seconds": {"T4": [[3.003, 0.8, 1.6, 1.0, 2.0, 3]]}}
+    >>> packed(rows)["seconds"]
+    {'T4': [0.8, 1.6, 1.0, 2.0, 3, 1]}
+    >>> unpacked(packed(rows)) == rows
+    True
+    """
+    if "points" not in recipe:
+        return recipe
+    seconds = {}
+    for card, rows in recipe["seconds"].items():
+        told = [
+            (low, high, once, each, limit, round(PERMILLE * (first / (once + each) - 1)))
+            for first, low, high, once, each, limit in rows
+        ]
+        columns = [list(column) for column in zip(*told, strict=True)]
+        seconds[card] = [c[0] if len(set(c)) == 1 else c for c in columns]
+    points = [list(column) for column in zip(*recipe["points"], strict=True)]
+    return recipe | {"points": points, "seconds": seconds}
+
+
+def _four_digits(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
+
 
 @dataclass(frozen=True)
 class Found:

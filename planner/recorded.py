@@ -18,7 +18,7 @@ from fake_cuda.cards import GPU, cards
 from fake_cuda.files import data_file, own_file
 
 from .answer import CHANGE, Fit, Recipe
-from .atlas import Asked, Found
+from .atlas import Asked, Found, unpacked
 from .facts import Facts
 
 MiB = 2**20
@@ -90,7 +90,7 @@ def of_model(name: str) -> dict:
     families = {}
     for family, own in said["families"].items():
         recipes = recorded["families"][family]
-        known = {key: about | recipes[key] for key, about in own["recipes"].items()}
+        known = {key: about | unpacked(recipes[key]) for key, about in own["recipes"].items()}
         families[family] = own | {"recipes": known}
     return recorded | said | {"families": families}
 

@@ -14,7 +14,7 @@ from evidence.atlas.laws import Point, Seeds, sizes_at
 from evidence.atlas.twins import seen
 from fake_cuda.replay import Events, replay
 from planner import recorded
-from planner.atlas import Asked
+from planner.atlas import Asked, packed, unpacked
 from planner.command import parsed
 from planner.question import ask
 from planner.script import script
@@ -92,6 +92,19 @@ def test_the_sample_is_drawn_from_the_atlas_and_holds_what_stands_there():
     for row in rows:
         for name, value in check.from_the_atlas(tuple(row[key] for key in check.KEY)).items():
             assert row[f"atlas_{name}"] == pytest.approx(value)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_file_has_columns_and_is_read_as_rows(model):
+    for recipes in table.read(model)["families"].values():
+        for own in recipes.values():
+            rows = unpacked(packed(own))
+            assert {k: v for k, v in rows.items() if k != "seconds"} == {
+                k: v for k, v in own.items() if k != "seconds"
+            }
+            for card, timed in own.get("seconds", {}).items():
+                for told, row in zip(rows["seconds"][card], timed, strict=True):
+                    assert told[1:] == row[1:] and told[0] == pytest.approx(row[0], rel=0.0011)
 
 
 # ------------------------------------------------------------------------------------- the growth

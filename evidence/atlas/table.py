@@ -13,6 +13,7 @@ from pathlib import Path
 from evidence.runs import Job
 from evidence.tables import DATA, today
 from helpers.hardware import versions
+from planner.atlas import packed, unpacked
 
 FOLDER = DATA / "atlas"
 ALL = "atlas"
@@ -41,11 +42,20 @@ def read(model: str) -> dict:
     """
     try:
         with gzip.open(file_of(model), "rt", encoding="utf-8") as file:
-            return json.load(file)
+            return _with(unpacked, json.load(file))
     except FileNotFoundError:
         return {}
     except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"{file_of(model).name} is damaged: make evidence SETS=atlas") from error
+
+
+def _with(change, content: dict) -> dict:
+    """A file's content with each of its recipes changed."""
+    families = {
+        family: {name: change(recipe) for name, recipe in recipes.items()}
+        for family, recipes in content.get("families", {}).items()
+    }
+    return content | ({"families": families} if families else {})
 
 
 def to_make(asked: list[str], again: bool = False) -> list[Job]:
@@ -101,6 +111,6 @@ def replace(model: str, content: dict) -> None:
     path = file_of(model)
     path.parent.mkdir(exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
-    text = json.dumps(content, separators=(",", ":"))
+    text = json.dumps(_with(packed, content), separators=(",", ":"))
     unfinished.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
     os.replace(unfinished, path)

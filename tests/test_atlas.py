@@ -19,6 +19,7 @@ from planner.command import parsed
 from planner.question import ask
 from planner.script import script
 from planner.techniques import Plan, every_plan
+from tools.shared import fit_page
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = page.models()
@@ -82,6 +83,13 @@ def test_the_sample_lies_as_near_to_full_predictions_as_is_said():
     for what, bound in USUAL.items():
         told = errors[what][~added] if what == "reserved_mib" else errors[what]
         assert told.quantile(0.95) <= bound, what
+
+
+def test_page_and_command_say_the_same_of_the_sample():
+    usual = f"{recorded.usual_error():.2%}"
+    assert f"| peak reserved | {usual} |" in fit_page.trust()
+    errors = check.errors()["reserved_mib"].abs()
+    assert 0.95 <= (errors <= recorded.usual_error()).mean() < 0.97
 
 
 def test_the_sample_is_drawn_from_the_atlas_and_holds_what_stands_there():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from evidence.atlas import check, page
 from planner.atlas import Asked, Found
+from planner.recorded import WITHIN
 
 NAME = "will_it_fit"
 CARDS = ("T4", "16GiB", "24GiB", "48GiB", "80GiB")  # of the table
@@ -54,7 +55,7 @@ def table(files: dict[str, dict]) -> str:
 def trust() -> str:
     """How far the atlas is from full predictions, by its sample."""
     errors = check.errors().abs()
-    worst, usual = errors.max(), errors.quantile(0.95)
+    worst, usual = errors.max(), errors.quantile(WITHIN, interpolation="higher")
     lines = ["| | 19 of 20 within | the worst |", "|---|---|---|"]
     names = ["peak allocated", "peak reserved", "seconds of a step"]
     for name, what in zip(check.WHAT, names, strict=True):

@@ -5,7 +5,7 @@
 A seed draws the first weights, an order the data, the same ones under every habit: so habits are
 compared in pairs. Eight copies have a seed and an order of their own; "crossed" ones are each of
 four first weights in each of two orders. All copies of one rate train at once (`vmap`). A group of
-them that stands in the table is not run again: stop and start as you like. About 25 minutes on one
+them that stands in the table is not run again: stop and start as you like. About 35 minutes on one
 CPU core. The networks and `learn` are in `dynamics_networks.py`.
 """
 
@@ -26,6 +26,7 @@ from evidence.dynamics_networks import (
     Bytes,
     Decoder,
     adamw,
+    by_width,
     judged,
     kind_of_sign,
     learn,
@@ -60,9 +61,10 @@ class Kind(NamedTuple):
     middle: int = 0  # the batch whose betas are Adam's own, where they go with the batch
     labelled: int = 0  # samples with labels, where there are few
     tuned: tuple[float, ...] = ()  # rates for those
+    widths: dict[int, tuple[float, ...]] = {}  # of its layers, and rates
 
 
-STEPS, FEW, SCALED = 240, 100, "betas with the batch"
+STEPS, FEW, SCALED, MUP = 240, 100, "betas with the batch", ", rates by width"
 HABIT, FALLING, FREE = "constant rate", "linear to 0", "schedule-free"
 KINDS = {
     "decoder, AdamW": Kind(
@@ -82,6 +84,7 @@ KINDS = {
         goal=2.6,
         counted=4,
         middle=16,
+        widths=dict.fromkeys((32, 64, 128), (0.00125, 0.0025, 0.005, 0.01, 0.02, 0.04)),
     ),
     "MLP, SGD": Kind(
         make=Bytes,
@@ -150,13 +153,18 @@ def groups() -> Iterator[Group]:
         for size, (_, rates) in kind.batches.items():
             for way in (HABIT, SCALED) if kind.middle and size != kind.middle else (HABIT,):
                 yield from (Group("batches", name, way, size, rate) for rate in rates)
+        for width, rates in kind.widths.items():
+            for rule in ("", MUP)[: 1 if width == min(kind.widths) else 2]:
+                way = f"{width} wide{rule}"
+                yield from (Group("widths", name, way, kind.batch, rate) for rate in rates)
 
 
 def copies(group: Group) -> list[tuple[int, int]]:
     """The seed of each copy's first weights, and its order of the data."""
     if group.experiment == "crossed":
         return list(product(WEIGHTS, ORDERS))
-    count = KINDS[group.network].counted if group.experiment == "batches" else len(SEEDS)
+    few = group.experiment in ("batches", "widths")
+    count = KINDS[group.network].counted if few else len(SEEDS)
     return [(seed, seed) for seed in SEEDS[:count]]
 
 
@@ -224,6 +232,18 @@ def batch(group: Group) -> dict:
     return {group.way: {"loss": loss, "steps_to_goal": reached}}
 
 
+def wide(group: Group) -> dict:
+    """The loss of wider layers, at one rate for all weights, or at muP's."""
+    kind, (train, held_out) = KINDS[group.network], texts(group.network)
+    width = int(group.way.split()[0])
+    nets, orders = drawn(group, width=width)
+    names = [name for name, _ in nets[0].named_parameters()]
+    times = width / min(kind.widths)
+    optimizer = by_width(names, times) if group.way.endswith(MUP) else kind.optimizer
+    *_, (weights, _) = learn(nets, orders, group.rate, train, optimizer, [group.batch] * STEPS)
+    return {group.way: {"loss": judged(nets[0], weights, held_out)}}
+
+
 @cache
 def teacher(network: str) -> dict[str, torch.Tensor]:
     """The weights of a network that learned to guess bytes, without its head."""
@@ -274,7 +294,7 @@ def adapted(group: Group) -> dict:
 
 def rows_of(group: Group) -> pd.DataFrame:
     """A row a copy, and way; the loss is empty where the run diverged."""
-    run = {"batches": batch, "few labels": adapted}.get(group.experiment, habit)
+    run = {"batches": batch, "few labels": adapted, "widths": wide}.get(group.experiment, habit)
     made = {name: versions()[name] for name in ("torch", "transformers")}
     tables, none = [], torch.full((len(copies(group)),), math.nan)
     for way, facts in run(group).items():

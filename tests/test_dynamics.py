@@ -94,6 +94,20 @@ def test_betas_that_go_with_the_batch_remember_as_many_samples():
         assert group["eps"] == pytest.approx(1e-8 / times**0.5)
 
 
+def test_rates_by_width_divide_that_of_matrices_alone():
+    net = dynamics_networks.Decoder(width=64)
+    named = {name: torch.stack([w, w]).detach() for name, w in net.named_parameters()}
+    make = dynamics_networks.by_width(list(named), 2)
+    whole, divided = make(list(named.values()), 0.01).param_groups
+    assert (whole["lr"], divided["lr"]) == (0.01, 0.005)
+    names = {id(w): name for name, w in named.items()}
+    found = {names[id(w)] for w in divided["params"]}
+    matrices = "self_attn.in_proj_weight self_attn.out_proj.weight linear1.weight linear2.weight"
+    wanted = {f"layers.{i}.{name}" for i in (0, 1) for name in matrices.split()}
+    assert found == wanted | {"head.weight"}
+    assert len(whole["params"]) + len(divided["params"]) == len(named)
+
+
 def test_what_is_judged_of_schedule_free_is_its_average():
     pytest.importorskip("schedulefree")
     made, w = [], torch.ones(3)

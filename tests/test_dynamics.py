@@ -10,7 +10,7 @@ import torch
 
 import notebook_rules as rules
 from evidence import dynamics, dynamics_networks
-from evidence.dynamics import Group
+from evidence.dynamics_plan import BAD, Group
 
 LESSON = Path(__file__).resolve().parents[1] / "notebooks" / "20_training_dynamics.ipynb"
 DECODER, MLP = dynamics.KINDS
@@ -54,7 +54,7 @@ def test_the_rows_are_whole():
 
 def test_no_way_is_best_at_the_edge_of_its_rates():
     """Else a rate that was not tried might be better still; bad starts are tried at two rates."""
-    rows = pd.read_csv(dynamics.ROWS).query("experiment != 'batches' and way not in @dynamics.BAD")
+    rows = pd.read_csv(dynamics.ROWS).query("experiment != 'batches' and way not in @BAD")
     rows = rows.fillna({"loss": dynamics.LOST})
     for key, tried in rows.groupby(["experiment", "network", "way"]):
         mean = tried.groupby("rate")["loss"].mean()

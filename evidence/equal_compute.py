@@ -4,7 +4,7 @@
 
 What lesson 19 does once, for a few steps and for more: three seeds of the first weights, each with
 two orders of the data. The dense model of the mixture's size gets as many steps as the same compute
-pays for. Three quarters of an hour on a busy CPU core; more STEPS are appended to what is there. An
+pays for. An hour on a busy CPU core; more STEPS are appended to what is there. An
 interrupted run goes on where it stopped.
 """
 
@@ -28,7 +28,7 @@ ROWS = MEASURED / "equal_compute.csv"
 EXPERTS, CHOSEN, WIDTH, BATCH, LENGTH = 8, 2, 128, 16, 64
 COST = 2.98  # of the dense model of the same size, in the mixture's: the lesson counts it
 SEEDS, ORDERS, RATES = (0, 1, 2), (0, 1), (3e-3, 1e-2)
-STEPS = {24: RATES, 100: RATES, 500: RATES, 2000: RATES[:1]}  # by compute, the rates tried
+STEPS = {24: RATES, 100: RATES, 500: RATES, 2000: (1e-3, 3e-3)}  # by compute, the rates tried
 SHAPE = dict(vocab_size=257, hidden_size=64, num_hidden_layers=2, use_cache=False)
 SHAPE |= dict(num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=LENGTH)
 SHAPE |= dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)

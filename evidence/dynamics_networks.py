@@ -143,3 +143,18 @@ def scaled(times):
     """AdamW whose averages go over as many samples as before, in a batch `times` as large."""
     betas = tuple(1 - times * (1 - beta) for beta in (0.9, 0.999))
     return partial(adamw, betas=betas, eps=1e-8 / times**0.5)
+
+
+def by_width(names, times):
+    """AdamW by muP's rule for rates: the matrices that read a layer take the rate divided by
+    `times`, what the layers have grown by; embeddings, norms and biases take it whole."""
+
+    def optimizer(weights, rate):
+        whole, divided = [], []
+        for name, w in zip(names, weights, strict=True):
+            matrix = w.ndim == 3  # copies of one
+            (divided if matrix and name.startswith(("layers", "head")) else whole).append(w)
+        groups = [{"params": whole}, {"params": divided, "lr": rate / times}]
+        return torch.optim.AdamW(groups, rate, weight_decay=0.0)
+
+    return optimizer

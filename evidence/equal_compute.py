@@ -4,13 +4,13 @@
 
 What lesson 19 does once, for a few steps and for more: three seeds of the first weights, each with
 two orders of the data. The dense model of the mixture's size gets as many steps as the same compute
-pays for. Ten minutes on a busy CPU core; more STEPS are appended to what is there. An interrupted
-run goes on where it stopped.
+pays for. An hour on a busy CPU core; more STEPS are appended to what is there. An
+interrupted run goes on where it stopped.
 """
 
 import copy
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import NamedTuple
 
@@ -27,7 +27,8 @@ from helpers.hardware import versions
 ROWS = MEASURED / "equal_compute.csv"
 EXPERTS, CHOSEN, WIDTH, BATCH, LENGTH = 8, 2, 128, 16, 64
 COST = 2.98  # of the dense model of the same size, in the mixture's: the lesson counts it
-STEPS, SEEDS, ORDERS, RATES = (24, 100), (0, 1, 2), (0, 1), (3e-3, 1e-2)
+SEEDS, ORDERS, RATES = (0, 1, 2), (0, 1), (3e-3, 1e-2)
+STEPS = {24: RATES, 100: RATES, 500: RATES, 2000: (1e-3, 3e-3)}  # by compute, the rates tried
 SHAPE = dict(vocab_size=257, hidden_size=64, num_hidden_layers=2, use_cache=False)
 SHAPE |= dict(num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=LENGTH)
 SHAPE |= dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
@@ -52,6 +53,13 @@ class Job(NamedTuple):
     def steps(self) -> int:
         """Steps that the compute pays for."""
         return round(self.compute / COST) if self.model == "same size" else self.compute
+
+
+def wanted() -> Iterator[tuple]:
+    """The fields of each job."""
+    for compute, rates in STEPS.items():
+        for rate, *others in product(rates, SEEDS, ORDERS, MODELS):
+            yield rate, compute, *others
 
 
 def words_loss(out, ids: torch.Tensor) -> torch.Tensor:
@@ -104,6 +112,5 @@ def measure(job: Job, train: torch.Tensor, test: torch.Tensor) -> dict:
 
 if __name__ == "__main__":
     train, test = rows()
-    each = product(STEPS, RATES, SEEDS, ORDERS, MODELS)
-    jobs = [Job(rate, steps, *others) for steps, rate, *others in each]
+    jobs = [Job(*one) for one in wanted()]
     append_missing(ROWS, Job._fields, jobs, lambda *job: measure(Job(*job), train, test))

@@ -41,7 +41,7 @@ def busiest(model: nn.Module, test: torch.Tensor) -> float:
 def measure(way: str, seed: int, order: int, rows: tuple) -> dict:
     """One run as a row."""
     train, test = rows
-    job = Job(RATES[0], STEPS[0], seed, order, "experts")
+    job = Job(RATES[0], min(STEPS), seed, order, "experts")
     model = equal_compute.trained(job, train, WAYS[way])
     facts = {"balance": way, "seed": seed, "order": order, "steps": job.steps}
     facts |= {"busiest": round(busiest(model, test), 4)}

@@ -10,7 +10,7 @@ import torch
 
 import notebook_rules as rules
 from evidence import dynamics, dynamics_networks
-from evidence.dynamics import Group
+from evidence.dynamics_plan import BAD, Group
 
 LESSON = Path(__file__).resolve().parents[1] / "notebooks" / "20_training_dynamics.ipynb"
 DECODER, MLP = dynamics.KINDS
@@ -54,8 +54,8 @@ def test_the_rows_are_whole():
 
 def test_no_way_is_best_at_the_edge_of_its_rates():
     """Else a rate that was not tried might be better still; bad starts are tried at two rates."""
-    rows = pd.read_csv(dynamics.ROWS).query("experiment != 'batches' and way not in @dynamics.BAD")
-    rows = rows.fillna({"loss": dynamics.LOST})
+    rows = pd.read_csv(dynamics.ROWS).fillna({"loss": dynamics.LOST})
+    rows = rows[(rows["experiment"] != "batches") & ~rows["way"].isin(BAD)]
     for key, tried in rows.groupby(["experiment", "network", "way"]):
         mean = tried.groupby("rate")["loss"].mean()
         assert mean.idxmin() not in (mean.index[0], mean.index[-1]), key
@@ -92,6 +92,20 @@ def test_betas_that_go_with_the_batch_remember_as_many_samples():
         remembered = [times / (1 - beta) for beta in group["betas"]]
         assert remembered == pytest.approx([10, 1000]) and group["weight_decay"] == 0
         assert group["eps"] == pytest.approx(1e-8 / times**0.5)
+
+
+def test_rates_by_width_divide_that_of_matrices_alone():
+    net = dynamics_networks.Decoder(width=64)
+    named = {name: torch.stack([w, w]).detach() for name, w in net.named_parameters()}
+    make = dynamics_networks.by_width(list(named), 2)
+    whole, divided = make(list(named.values()), 0.01).param_groups
+    assert (whole["lr"], divided["lr"]) == (0.01, 0.005)
+    names = {id(w): name for name, w in named.items()}
+    found = {names[id(w)] for w in divided["params"]}
+    matrices = "self_attn.in_proj_weight self_attn.out_proj.weight linear1.weight linear2.weight"
+    wanted = {f"layers.{i}.{name}" for i in (0, 1) for name in matrices.split()}
+    assert found == wanted | {"head.weight"}
+    assert len(whole["params"]) + len(divided["params"]) == len(named)
 
 
 def test_what_is_judged_of_schedule_free_is_its_average():

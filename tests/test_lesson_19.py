@@ -90,16 +90,22 @@ def test_the_recipe_trains_and_its_adapter_loads_again(cells, tmp_path):
 
 
 def test_the_runs_of_equal_compute_are_whole_and_say_what_the_lesson_says():
-    runs = load("equal_compute")
-    wanted = set(product(equal_compute.STEPS, equal_compute.RATES, (0, 1, 2), (0, 1)))
-    losses = runs.pivot_table("test_loss", ["compute", "rate", "seed", "order"], "model")
-    assert set(losses.index) == wanted and losses.notna().all(axis=None)
-    more = losses.loc[equal_compute.STEPS[-1]]
-    better = more.loc[more.groupby("rate").mean()["experts"].idxmin()]
-    few = (losses["experts"] - losses["same cost"]).loc[equal_compute.STEPS[0]].groupby("rate")
+    keys = ["rate", "compute", "seed", "order", "model"]
+    runs = load("equal_compute").set_index(keys)["test_loss"]
+    assert set(runs.index) == set(equal_compute.wanted()) and runs.notna().all()
+    losses = runs.unstack().groupby(["compute", "rate", "seed", "order"]).first()
+    gap = losses["experts"] - losses["same cost"]
+    assert (losses["experts"] < losses["same size"]).all()
+
+    def better(compute):  # the gap at the rate at which the mixture's mean is lower
+        mean = losses.loc[compute, "experts"].groupby("rate").mean()
+        return gap.loc[compute, mean.idxmin()]
+
+    few = gap.loc[24].groupby("rate")
     assert (few.min() < 0).all() and (few.max() > 0).all()  # after few steps: no difference
-    assert (better["experts"] > better["same cost"]).all()
-    assert (better["experts"] < better["same size"]).all()
+    assert (better(100) > 0).all()
+    assert (better(500) < 0).sum() == 5
+    assert (better(2000) < 0).all()
 
 
 def test_the_runs_of_expert_shares_are_whole_and_say_what_the_lesson_says():

@@ -4,6 +4,7 @@ The code is the lesson's own: its cells are run here, with those that they need.
 """
 
 import ast
+import re
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -178,6 +179,35 @@ def test_the_recorded_muon_is_the_lessons():
         optimizer.step()
         updates.append(weights(model))
     assert all(map(torch.equal, *updates))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_8_bit_states_and_chance_go_on_from_a_checkpoint(tmp_path):
+    """The line that the lesson adds, on a model in bf16; not compiled, for time."""
+    pytest.importorskip("torchao")
+    notebook = rules.read(next(FOLDER.glob("07_*.ipynb")))
+    text = next(cell.source for cell in notebook.cells if cell.id == "by-chance-read")
+    added = re.search(r"^\+ (optim=.*?),? +#", text, re.MULTILINE)[1]
+    options = eval(f"dict({added})") | {"save_strategy": "steps", "save_steps": 3, "max_steps": 6}
+    options |= {"per_device_train_batch_size": 2, "learning_rate": 1e-3}
+    data = TINY.data("train").select(range(16))
+
+    def ends(resume=None):
+        torch.manual_seed(0)
+        model = TINY.model(pretrained=False).bfloat16()
+        with torch.compiler.set_stance("force_eager"):
+            done = trained(model, data, tmp_path, TINY.collate, resume=resume, **options)
+        return weights(done.model)
+
+    whole, half_way = ends(), tmp_path / "checkpoint-3"
+    assert all(map(torch.equal, whole, ends(half_way)))
+    saved = torch.load(half_way / "optimizer.pt", weights_only=True)
+    kinds = {type(state["exp_avg"]).__name__ for state in saved["state"].values()}
+    assert "OptimState8bit" in kinds
+    for state in saved["state"].values():  # the states are what it goes on with
+        getattr(state["exp_avg"], "codes", state["exp_avg"]).zero_()
+    torch.save(saved, half_way / "optimizer.pt")
+    assert not all(map(torch.equal, whole, ends(half_way)))
 
 
 @pytest.mark.skipif(not is_galore_torch_available(), reason="galore-torch is not installed")

@@ -212,8 +212,7 @@
 
   const HEAD = ["memory", "first recipe that fits", "micro-batch", "needs", "tokens/s"];
 
-  // From a window of attention on a model works otherwise, and nothing as long is recorded.
-  const recorded = (asked) => asked.family && asked.length < (asked.model.window || Infinity);
+  const recorded = (asked) => asked.family && asked.model.lengths.includes(asked.length);
 
   // A row of a view: the question with a model or a card of its own, answered by its first recipe.
   function viewRow(name, size, own) {
@@ -297,9 +296,14 @@
       return;
     }
     if (!recorded(asked)) {
-      const { model, window } = asked.model;
-      const why = `${model} has a window of ${count(window)} tokens`;
-      state.replaceChildren(`${why}, and nothing as long is recorded here. `, ...whole);
+      // From a window of attention on a model works otherwise.
+      const { model, window, lengths } = asked.model;
+      const [least, most] = [lengths[0], lengths.at(-1)].map(count);
+      const long = asked.length >= (window || Infinity);
+      const why = long
+        ? `${model} has a window of ${count(window)} tokens, and nothing as long is recorded here. `
+        : `${model} is recorded here for samples of ${least} to ${most} tokens. `;
+      state.replaceChildren(why, ...whole);
       return;
     }
     const found = inOrder(asked);

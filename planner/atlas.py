@@ -177,7 +177,7 @@ class Asked:
 
     def complete(self, order: str) -> bool:
         """Whether all that the planner would try for an order is recorded."""
-        lengths, sizes = self.index["lengths"], self.index["micro_batches"]
+        lengths, sizes = self.model["lengths"], self.index["micro_batches"]
         recorded = self.length in lengths and self.batch in sizes
         if not recorded or self.length * self.batch > self.index["tokens"] or not self.family:
             return False

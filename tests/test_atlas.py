@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import transformers
 
 from evidence.atlas import check, page, points, table
 from evidence.atlas.growth import Growth, NotAlike, cuts, grown
@@ -121,6 +122,34 @@ def test_a_piece_that_repeats_is_found():
     assert [cut.size for cut in cuts("pababsxyxyt", "pabababsxyxyxyt")] == [2, 2]
     with pytest.raises(NotAlike):
         cuts("pababs", "pabqabs")
+
+
+@pytest.mark.parametrize("name", ("full, checkpointing", "LoRA"))
+def test_all_blocks_tell_what_few_tell(name, tmp_path):
+    """Where blocks are not regular, all of them are simulated: the same numbers on any card."""
+    shape = dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, vocab_size=2048)
+    config = transformers.LlamaConfig(**shape, num_hidden_layers=5, max_position_embeddings=1024)
+    config.save_pretrained(tmp_path)
+    few, whole = (points._recipe(str(tmp_path), "ampere", name, whole=w) for w in (False, True))
+    assert len(few["points"]) == 10
+    for one, other in zip(few["points"], whole["points"], strict=True):
+        assert one[:2] == other[:2] and one[2:] == pytest.approx(other[2:], rel=0.02, abs=2)
+    for card, rows in few["seconds"].items():
+        for one, other in zip(rows, whole["seconds"][card], strict=True):
+            assert one[0] == pytest.approx(other[0], rel=0.01)
+
+
+def test_what_few_blocks_do_not_tell_all_of_them_do(monkeypatch):
+    asked = []
+
+    def told(model, family, name, whole=False):
+        asked.append(whole)
+        if not whole:
+            raise NotAlike("blocks differ")
+        return {"points": []}
+
+    monkeypatch.setattr(points, "_recipe", told)
+    assert points.recipe("gpt2", "ampere", "full") == {"points": []} and asked == [False, True]
 
 
 @pytest.mark.parametrize("card, name", [("A100-80GB", "full, checkpointing"), ("T4", "full")])

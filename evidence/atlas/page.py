@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from evidence.atlas import table
-from evidence.atlas.points import FAMILIES, FULL, LENGTHS, MICRO_BATCHES, TOKENS, MiB
+from evidence.atlas.points import FAMILIES, FULL, LENGTHS, MICRO_BATCHES, TOKENS, MiB, lengths_of
 from fake_cuda import cost
 from helpers.hardware import supports
 from helpers.prediction import CONTEXT
@@ -159,6 +159,7 @@ def said_of(model: str) -> dict:
         "positions": getattr(config, "max_position_embeddings", None),
         "window": getattr(config, "sliding_window", None),
         "length": usual.workload.length,
+        "lengths": lengths_of(model),
         "families": families,
     }
 

@@ -2,7 +2,8 @@
 
 Four twins are simulated: of two and of three blocks, and of three with twice the length and with
 twice the samples. Their logs grow to the whole model's (`growth`) and to any micro-batch (`laws`),
-and are replayed; their operations grow alike (`pace`).
+and are replayed; their operations grow alike (`pace`). Where blocks are not that regular, all of
+the model's stand in their place, and nothing but the micro-batch grows.
 """
 
 import math
@@ -57,20 +58,19 @@ FAMILIES = {
 }
 
 
-def longest(model: str) -> int:
-    """The longest sample that is asked of a model: within its positions, and shorter than a window
+def lengths_of(model: str) -> tuple[int, ...]:
+    """Tokens of a sample that are asked of a model: within its positions, and shorter than a window
     of its attention, if it has one. From the window on transformers gives attention a mask
     (`_ignore_causal_mask_sdpa` in masking_utils.py), which no twin of a shorter sample has."""
     config = ask(model, FAMILIES["ampere"].card, length=LENGTHS[0], batch=1).workload.config
     positions = getattr(config, "max_position_embeddings", None) or LENGTHS[-1]
     window = getattr(config, "sliding_window", None) or math.inf
-    return max(length for length in LENGTHS if length <= positions and length < window)
+    return tuple(length for length in LENGTHS if length <= positions and length < window)
 
 
 def all_points(model: str) -> list[Point]:
     """Every micro-batch that is asked of a model."""
-    most = longest(model)
-    found = [Point(length, n) for length in LENGTHS if length <= most for n in MICRO_BATCHES]
+    found = [Point(length, n) for length in lengths_of(model) for n in MICRO_BATCHES]
     return [point for point in found if point.tokens <= TOKENS]
 
 
@@ -139,12 +139,18 @@ class Twins(NamedTuple):
     far: Seen
     wide: Seen
 
+    @property
+    def whole(self) -> bool:
+        """Whether they have all of the model's blocks."""
+        return self.shallow is self.near
+
     @classmethod
-    def of(cls, model: str, card: str, plan: Plan) -> "Twins":
+    def of(cls, model: str, card: str, plan: Plan, whole: bool = False) -> "Twins":
         asked = [ask(model, card, length=n, batch=batch) for n, batch in SEEDS]
         pairs = list(zip(asked, SEEDS, strict=True))
-        near, far, wide = (seen(question, plan, at.length, DEEP) for question, at in pairs)
-        shallow = seen(asked[0], plan, SEEDS.near.length, SHALLOW)
+        deep = 0 if whole else DEEP
+        near, far, wide = (seen(question, plan, at.length, deep) for question, at in pairs)
+        shallow = near if whole else seen(asked[0], plan, SEEDS.near.length, SHALLOW)
         return cls(shallow, near, far, collated_like(wide, near))
 
 
@@ -153,7 +159,7 @@ def sizes(twins: Twins, question: Question, points: Sequence[Point], plan: Plan,
     several, None where there is one alone."""
     config = question.workload.config
     growth = Growth(twins.shallow.events, twins.near.events)
-    whole = growth.plan(config.num_hidden_layers - DEEP)
+    whole = growth.plan(0 if twins.whole else config.num_hidden_layers - DEEP)
     tied = bool(config.tie_word_embeddings)
     three, found = [seen.events for seen in (twins.near, twins.far, twins.wide)], {}
     for point in points:
@@ -210,21 +216,29 @@ def point_rows(amounts: dict, points: Sequence[Point]) -> list[list[int]]:
 
 def recipe(model: str, family: str, name: str) -> dict:
     """All that the atlas has of a recipe; {"why": a sentence} where it can have nothing."""
+    try:
+        return _recipe(model, family, name)
+    except NotAlike:
+        try:
+            return _recipe(model, family, name, whole=True)
+        except (NotAlike, NotSimulated) as error:
+            return {"why": str(error)}
+    except NotSimulated as error:
+        return {"why": str(error)}
+
+
+def _recipe(model: str, family: str, name: str, whole: bool = False) -> dict:
     cards_of_it, most = FAMILIES[family], FAMILIES[family].most()
     question = ask(model, cards_of_it.card, length=SEEDS.near.length, batch=SEEDS.near.micro_batch)
     plan, blocks = Plan.named(name), question.workload.config.num_hidden_layers
     if question.need(plan.kind.least * question.workload.parameters()) > most:
         return {"why": FULL}
     points = all_points(model)
-    try:
-        twins = Twins.of(model, cards_of_it.card, plan)
-        amounts = sizes(twins, question, points, plan, most)
-        points = [point for point in points if point in amounts]
-        if not points:
-            return {"why": FULL}
-        pace = Pace(*twins, SEEDS, timed_cards(cards_of_it))
-        gradients = amounts[points[0]][2]
-        seconds = paces(pace, blocks, points, plan, gradients)
-    except (NotAlike, NotSimulated) as error:
-        return {"why": str(error)}
+    twins = Twins.of(model, cards_of_it.card, plan, whole)
+    amounts = sizes(twins, question, points, plan, most)
+    points = [point for point in points if point in amounts]
+    if not points:
+        return {"why": FULL}
+    pace = Pace(*twins, SEEDS, timed_cards(cards_of_it))
+    seconds = paces(pace, blocks, points, plan, amounts[points[0]][2])
     return {"points": point_rows(amounts, points), "seconds": seconds}

@@ -3,11 +3,11 @@
 from typing import NamedTuple
 from unittest import mock
 
+from evidence.atlas.full import Whole
 from fake_cuda import cost, simulation
 from fake_cuda.operations import Work
 from fake_cuda.replay import Events
 from fake_cuda.trace import EMPTY_CACHE
-from planner.predictions import Predictions
 from planner.question import Question
 from planner.techniques import Plan
 
@@ -58,7 +58,7 @@ def seen(question: Question, plan: Plan, length: int, blocks: int) -> Seen:
 
     config = question.workload.config
     kinds = getattr(config, "layer_types", None) or ["any"] * config.num_hidden_layers
-    predictions = Predictions(question, keep=False)
+    predictions = Whole(question, keep=False)  # each layer, so that launches are those of its log
     with (
         mock.patch.object(simulation, "replay", watched),
         mock.patch.object(cost, "step_time", untimed),

@@ -46,9 +46,12 @@ def table(files: dict[str, dict]) -> str:
     cards = {card["name"]: card for card in index["cards"]}
     lines = ["| model | " + " | ".join(CARDS) + " |", "|---" * (len(CARDS) + 1) + "|"]
     for model in index["models"]:
-        asked = [Asked(index, files[model], cards[name], LENGTH, BATCH) for name in CARDS]
+        most = max(files[model]["lengths"])
+        title = model if most >= LENGTH else f"{model} ({most} tokens)"
+        length = min(most, LENGTH)
+        asked = [Asked(index, files[model], cards[name], length, BATCH) for name in CARDS]
         cells = [words(next(iter(one.fits()), None)) if one.family else NOTHING for one in asked]
-        lines.append(f"| {model} | " + " | ".join(cells) + " |")
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

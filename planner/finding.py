@@ -46,7 +46,8 @@ def _recorded(options: argparse.Namespace) -> Fit | None:
     """What the atlas has; None where it has no answer or is not asked."""
     from . import recorded
 
-    more = options.exact, options.data, options.longest, options.host, not options.cache
+    host = options.host is not None  # an empty one is refused
+    more = options.exact, options.data, options.longest, host, not options.cache
     if any(more) or options.task == "text_classification":
         return None
     asked = options.model, options.gpu or CARD, options.length, options.batch

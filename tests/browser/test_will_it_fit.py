@@ -35,16 +35,16 @@ def questions() -> list[dict]:
     index, draw = data("index"), random.Random(QUESTIONS)
     families = {family for name in index["models"] for family in data(name)["families"]}
     cards = [card["name"] for card in index["cards"] if card["family"] in families]
-    lengths = [length for length in index["lengths"] if length <= 4096]
+    models = [draw.choice(index["models"]) for _ in range(QUESTIONS)]
     return [
         {
-            "model": draw.choice(index["models"]),
-            "length": draw.choice(lengths),
+            "model": model,
+            "length": draw.choice([n for n in data(model)["lengths"] if n <= 4096]),
             "batch": draw.choice(index["batches"]),
             "card": draw.choice(cards),
             "order": list(ORDERS)[k % len(ORDERS)],
         }
-        for k in range(QUESTIONS)
+        for k, model in enumerate(models)
     ]
 
 

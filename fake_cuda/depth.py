@@ -71,7 +71,8 @@ def deeper(shallow: Sequence[Seen], layers: int) -> Seen:
     if few.phases != many.phases or few.notes != many.notes:
         raise Irregular("other phases")
     logs = [_log(seen) for seen in shallow]
-    pieces = [piece for borders in _segments(logs) for piece in _pieces(logs, borders)]
+    phases = [list(_pieces(logs, borders)) for borders in _segments(logs)]
+    pieces = [piece for phase in phases for piece in _begun_earlier(logs, phase)]
     return _written(_Deep(logs, pieces, 1 + layers - SHALLOW[0]), many)
 
 
@@ -170,6 +171,40 @@ def _goes_on(few: list[Token], many: list[Token], at: int, longer: int) -> bool:
         return bool(list(_gap(few[at:], many[at + longer :], (0, 0))))
     except Irregular:
         return False
+
+
+def _begun_earlier(logs: list[Log], pieces: list[Piece]) -> list[Piece]:
+    """The pieces of a phase, each repeated one begun where what dies is as young in all copies.
+
+    A passage that comes twice in a row can begin earlier, if what precedes it is as its own end. At
+    its end may die what dies in the last copy for another reason: a variable that the next layer
+    sets anew, and that after the last one is gone with all others.
+    """
+    found: list[Piece] = []
+    for piece in pieces:
+        ends: list[Piece] = []
+        while found and not found[-1].repeated and _is_better_earlier(logs, piece):
+            (one, other), length = piece.starts, piece.length
+            before = found.pop()
+            found += [before._replace(length=before.length - 1)] if before.length > 1 else []
+            piece = piece._replace(starts=(one - 1, other - 1))
+            end = one + length - 1, other + 2 * length - 1
+            ends.insert(0, Piece(end, 1, repeated=False))
+        found += [piece, *ends] if piece.length else []
+    return found
+
+
+def _is_better_earlier(logs: list[Log], piece: Piece) -> bool:
+    """Whether as much is repeated one token earlier, and what dies is as young only then."""
+    (one, other), length = piece.starts, piece.length
+    if not piece.repeated:
+        return False
+    few, many = logs
+    before, end, last = (other + k for k in (-1, length - 1, 2 * length - 1))
+    tokens = few.tokens[one - 1], many.tokens[before], many.tokens[end]
+    now = few.younger.get(one + length - 1), many.younger.get(end), many.younger.get(last)
+    then = few.younger.get(one - 1), many.younger.get(before), many.younger.get(end)
+    return len(set(tokens)) == 1 and len(set(now)) > 1 and now[0] == now[2] and len(set(then)) == 1
 
 
 # --------------------------------------------------------------------------------- what is written

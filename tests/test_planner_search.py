@@ -105,9 +105,9 @@ def test_what_saves_most_is_asked_for_where_it_is_needed(decoder, by_formula, mo
     for gpu, kind, last in (("80GiB", KINDS[-1], WAYS[0]), ("4GiB", KINDS[-1], WAYS[-1])):
         asked.clear()
         search = Search(Predictions(question(decoder, gpu=gpu, length=32, batch=8)))
-        assert search.candidates(kind) and max(asked, key=WAYS.index) is last
+        assert search.candidates.of(kind) and max(asked, key=WAYS.index) is last
     asked.clear()
-    assert not Search(Predictions(question(decoder, gpu="10GiB"))).candidates(KINDS[0])
+    assert not Search(Predictions(question(decoder, gpu="10GiB"))).candidates.of(KINDS[0])
     assert set(asked) == {WAYS[0], WAYS[-1]}
 
 
@@ -164,7 +164,7 @@ def test_a_card_without_bf16_gets_no_16_bit_weights(decoder, by_formula):
     found = fit(decoder, "T4", length=32)
     assert found.question.precision == "fp16" and "fp16=True" in found.recipes[-1].code
     search = Search(Predictions(found.question))
-    assert search.candidates(Plan.named("full in bf16").kind) == []
+    assert search.candidates.of(Plan.named("full in bf16").kind) == []
 
 
 def test_the_longest_is_found_where_the_twins_see_no_slope(monkeypatch):

@@ -14,7 +14,7 @@ from evidence.atlas.points import FAMILIES, FULL, LENGTHS, MICRO_BATCHES, TOKENS
 from fake_cuda import cost
 from helpers.hardware import supports
 from helpers.prediction import CONTEXT
-from planner import recorded, search
+from planner import candidates, recorded, search
 from planner.answer import ORDERS
 from planner.question import SMALL_LOGITS, Question, ask, blind_margin, find_card, known_cards
 from planner.script import script
@@ -102,7 +102,7 @@ def index() -> dict:
         "margin": blind_margin(),
         "small_logits": SMALL_LOGITS,
         "faster": search.FASTER,
-        "as_fast": search.AS_FAST,
+        "as_fast": candidates.AS_FAST,
         "as_small": search.AS_SMALL,
         "orders": ORDERS,
         "limits": cost.KINDS,

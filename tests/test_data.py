@@ -96,6 +96,10 @@ PARAMETERS = {
     "smollm2-135m": 134_515_008,
     "smollm2-360m": 361_821_120,
     "llama-2-13b": 13_015_864_320,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "mistral-small-24b": 23_572_403_200,
+    "deepseek-r1-distill-qwen-1.5b": 1_777_088_000,
+    "phi-4-mini": 3_836_021_760,
 }
 
 

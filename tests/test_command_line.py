@@ -217,8 +217,8 @@ def test_fit(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "qwen3-1.7b"], "qwen3-0.6b, qwen3-14b, qwen3-30b-a3b, qwen3-32b, qwen3-4b"),
-        (["--model", "qwen3-1.7b"], "the model's hub id, such as Qwen/Qwen3"),
+        (["--model", "qwen3-235b"], "qwen3-0.6b, qwen3-1.7b, qwen3-14b, qwen3-30b-a3b, qwen3-32b"),
+        (["--model", "qwen3-235b"], "the model's hub id, such as Qwen/Qwen3"),
         (["--model", "llama3.2-1b"], "did you mean 'llama-3.2-1b'"),
         (["--model", "phi-2"], "where there are phi-4-14b"),
         (["--model", "t5-small"], "the hub cannot be reached"),  # no relative of tinyllama

@@ -79,6 +79,9 @@ def small(config):
     shape |= dict(num_key_value_heads=2, intermediate_size=128, vocab_size=257, pad_token_id=0)
     shape |= dict(bos_token_id=1, eos_token_id=2, max_position_embeddings=64)
     told = {key: value for key, value in config.to_dict().items() if "layer_types" not in key}
+    rope = told.get("rope_parameters") or {}
+    for key in rope.keys() & {"long_factor", "short_factor"}:  # one for two turned dimensions
+        rope[key] = rope[key][: int(shape["head_dim"] * rope["partial_rotary_factor"]) // 2]
     return type(config).from_dict(told | shape)
 
 

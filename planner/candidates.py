@@ -159,12 +159,8 @@ class Candidates:
 def _in_order(found: list[Candidate]) -> list[Candidate]:
     """Of those as good as the fastest the least trouble first, then what needs least."""
     as_good = AS_FAST * min((candidate.seconds for candidate in found), default=0)
-
-    def order(candidate: Candidate) -> tuple:
-        seconds = 0 if candidate.seconds <= as_good else candidate.seconds
-        return seconds, WAYS.index(candidate.plan.way), candidate.micro_batch
-
-    return sorted(found, key=order)
+    slower = {one: one.seconds if one.seconds > as_good else 0 for one in found}
+    return sorted(found, key=lambda one: (slower[one], WAYS.index(one.plan.way), one.micro_batch))
 
 
 def _least_seconds(way: Way, lines: dict[Way, Line], batch: int) -> float:

@@ -15,7 +15,12 @@ from planner.predictions import DEEP, Predictions
 from planner.techniques import Plan
 
 LAYERS = 7
-PLANS = ("full, 8-bit AdamW, checkpointing", "full in bf16, chunked loss", "LoRA")
+PLANS = (
+    "full, 8-bit AdamW, checkpointing",
+    "full in bf16, chunked loss",
+    "LoRA",
+    "full, Adafactor",
+)
 PLANS += ("QLoRA, checkpointing", "LoRA, checkpoints on the host, chunked loss")
 
 

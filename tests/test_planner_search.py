@@ -20,6 +20,7 @@ from helpers.prediction import CONTEXT
 from planned import formula, question, saved_decoder
 from planner import fit
 from planner.answer import ORDERS
+from planner.candidates import Candidates
 from planner.facts import Facts
 from planner.lengths import longest_sample
 from planner.predictions import Estimate, Predictions
@@ -109,6 +110,27 @@ def test_what_saves_most_is_asked_for_where_it_is_needed(decoder, by_formula, mo
     asked.clear()
     assert not Search(Predictions(question(decoder, gpu="10GiB"))).candidates.of(KINDS[0])
     assert set(asked) == {WAYS[0], WAYS[-1]}
+
+
+def test_ways_that_are_no_better_than_what_fits_are_not_asked_for(decoder, by_formula, monkeypatch):
+    """But they are where the lines told too little: the answer is that of a search through all."""
+    estimate = Predictions.estimate
+    for gpu, share, skips in (("24GiB", 1, True), ("18GiB", 0.9, False)):
+        given = {"gpu": gpu, "length": 32, "batch": 8}
+        asked: set[str] = set()
+
+        def off(self, plan, micro_batch, share=share, asked=asked, **options):
+            asked.add(plan.name)
+            found = estimate(self, plan, micro_batch, **options)
+            return found._replace(need=share * found.need)
+
+        monkeypatch.setattr(Predictions, "estimate", off)
+        some = fit(decoder, **given).recipes
+        assert some and ("LoRA, checkpointing" in asked) != skips
+        with monkeypatch.context() as patch:
+            patch.setattr(Candidates, "likely", Candidates.to_try)
+            assert fit(decoder, **given).recipes == some
+        assert "LoRA, checkpointing" in asked
 
 
 def test_orders(decoder, by_formula):

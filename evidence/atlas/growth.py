@@ -7,6 +7,7 @@ told by where it was born, which moves on from copy to copy by the same stride. 
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from fake_cuda.replay import Events
@@ -247,3 +248,15 @@ def grown(plan: list[list[tuple]], kinds: Sequence[str], sizes: Sequence[int]) -
                     raise NotAlike("something dies that is not there")
                 events.append(~born.pop(told))
     return Events(events, new_kinds, new_sizes, 0)
+
+
+def most_alive(log: Events) -> int:
+    """The most bytes that live at a time.
+
+    >>> most_alive(Events(["forward", 0, 1, ~0, 2], ["activations"] * 3, [100, 200, 50], 0))
+    300
+    """
+    change = [
+        0 if isinstance(e, str) else log.sizes[e] if e >= 0 else -log.sizes[~e] for e in log.events
+    ]
+    return max(accumulate(change))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evidence.atlas.growth import Growth, NotAlike, grown
+from evidence.atlas.growth import Growth, NotAlike, grown, most_alive
 from evidence.atlas.laws import Point, Seeds, sizes_at
 from evidence.atlas.pace import CLIP, ONCE, PASSES, Pace
 from evidence.atlas.twins import DEEP, SHALLOW, Seen, collated_like, seen
@@ -163,8 +163,10 @@ def sizes(twins: Twins, question: Question, points: Sequence[Point], plan: Plan,
     tied = bool(config.tie_word_embeddings)
     three, found = [seen.events for seen in (twins.near, twins.far, twins.wide)], {}
     for point in points:
-        of = sizes_at(SEEDS, three, point)
-        simulated, _ = replay(grown(whole, twins.near.events.kinds, of), True)
+        log = grown(whole, twins.near.events.kinds, sizes_at(SEEDS, three, point))
+        if most_alive(log) > most:  # that is seen at once, and the allocator takes more
+            continue
+        simulated, _ = replay(log, True)
         if simulated.peak_reserved > most:
             continue
         again = several(simulated, plan.kind.adapters, tied) if plan.kind.accumulates else None

@@ -1,9 +1,9 @@
 """One recipe of one model for a family of cards: bytes and seconds of all micro-batches.
 
-Four twins are simulated: of two and of three blocks, and of three with twice the length and with
-twice the samples. Their logs grow to the whole model's (`growth`) and to any micro-batch (`laws`),
-and are replayed; their operations grow alike (`pace`). Where blocks are not that regular, all of
-the model's stand in their place, and nothing but the micro-batch grows.
+Four twins are simulated: of two and of three blocks (`Depth`), and of three with twice the length
+and with twice the samples. Their logs grow to the whole model's (`growth`) and to any micro-batch
+(`laws`), and are replayed; their operations grow alike (`pace`). Where blocks are not that regular,
+all of the model's stand in their place, and nothing but the micro-batch grows.
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy as np
 from evidence.atlas.growth import Growth, NotAlike, grown
 from evidence.atlas.laws import Point, Seeds, sizes_at
 from evidence.atlas.pace import CLIP, ONCE, PASSES, Pace
-from evidence.atlas.twins import DEEP, SHALLOW, Seen, collated_like, seen
+from evidence.atlas.twins import Depth, Seen, collated_like, seen
 from fake_cuda import Card, NotSimulated, Simulation
 from fake_cuda.replay import replay
 from helpers.hardware import GIB, GPU, cards
@@ -59,13 +59,14 @@ FAMILIES = {
 
 
 def lengths_of(model: str) -> tuple[int, ...]:
-    """Tokens of a sample that are asked of a model: within its positions, and shorter than a window
-    of its attention, if it has one. From the window on transformers gives attention a mask
+    """Tokens of a sample that are asked of a model: within its positions, and all on one side of a
+    window of its attention, if it has one. From the window on transformers gives attention a mask
     (`_ignore_causal_mask_sdpa` in masking_utils.py), which no twin of a shorter sample has."""
     config = ask(model, FAMILIES["ampere"].card, length=LENGTHS[0], batch=1).workload.config
     positions = getattr(config, "max_position_embeddings", None) or LENGTHS[-1]
     window = getattr(config, "sliding_window", None) or math.inf
-    return tuple(length for length in LENGTHS if length <= positions and length < window)
+    beyond = window <= LENGTHS[0]
+    return tuple(n for n in LENGTHS if n <= positions and (beyond or n < window))
 
 
 def all_points(model: str) -> list[Point]:
@@ -132,26 +133,31 @@ def several(found: Simulation, adapters: bool, tied: bool) -> Amount:
 
 
 class Twins(NamedTuple):
-    """What is simulated of a recipe."""
+    """What is simulated of a recipe.
+
+    Args:
+        shallow: a twin with few blocks, or as many as the others.
+        near, far, wide: the deeper twin with each of the three micro-batches.
+        more: how often the model has once more what the deeper twin has more than the shallow one.
+    """
 
     shallow: Seen
     near: Seen
     far: Seen
     wide: Seen
-
-    @property
-    def whole(self) -> bool:
-        """Whether they have all of the model's blocks."""
-        return self.shallow is self.near
+    more: int
 
     @classmethod
     def of(cls, model: str, card: str, plan: Plan, whole: bool = False) -> "Twins":
+        """Of a recipe; all have all of the model's blocks if `whole`."""
         asked = [ask(model, card, length=n, batch=batch) for n, batch in SEEDS]
         pairs = list(zip(asked, SEEDS, strict=True))
-        deep = 0 if whole else DEEP
+        depth = Depth.of(asked[0].workload.config)
+        whole = whole or depth.more <= 1  # such twins take as long
+        deep, more = (0, 0) if whole else (depth.deep, depth.more)
         near, far, wide = (seen(question, plan, at.length, deep) for question, at in pairs)
-        shallow = near if whole else seen(asked[0], plan, SEEDS.near.length, SHALLOW)
-        return cls(shallow, near, far, collated_like(wide, near))
+        shallow = near if whole else seen(asked[0], plan, SEEDS.near.length, depth.shallow)
+        return cls(shallow, near, far, collated_like(wide, near), more)
 
 
 def sizes(twins: Twins, question: Question, points: Sequence[Point], plan: Plan, most: int) -> dict:
@@ -159,7 +165,7 @@ def sizes(twins: Twins, question: Question, points: Sequence[Point], plan: Plan,
     several, None where there is one alone."""
     config = question.workload.config
     growth = Growth(twins.shallow.events, twins.near.events)
-    whole = growth.plan(0 if twins.whole else config.num_hidden_layers - DEEP)
+    whole = growth.plan(twins.more)
     tied = bool(config.tie_word_embeddings)
     three, found = [seen.events for seen in (twins.near, twins.far, twins.wide)], {}
     for point in points:
@@ -177,10 +183,10 @@ def _digits(seconds: float) -> float:
     return float(f"{seconds:.4g}")
 
 
-def paces(pace: Pace, blocks: int, points: Sequence[Point], plan: Plan, gradients: int) -> dict:
+def paces(pace: Pace, more: int, points: Sequence[Point], plan: Plan, gradients: int) -> dict:
     """Of each card and point: seconds of a step of one micro-batch, the shortest and the longest
     as shares of it, seconds of its end, of each micro-batch where there are several, the limit."""
-    spent = pace.step(points, blocks)
+    spent = pace.step(points, more)
     parts = spent.sum(axis=1)  # [part, point, card, factor]
     whole, kinds = parts.sum(axis=0), spent.sum(axis=0)[..., 0]
     each = parts[PASSES] + parts[CLIP]
@@ -230,7 +236,7 @@ def recipe(model: str, family: str, name: str) -> dict:
 def _recipe(model: str, family: str, name: str, whole: bool = False) -> dict:
     cards_of_it, most = FAMILIES[family], FAMILIES[family].most()
     question = ask(model, cards_of_it.card, length=SEEDS.near.length, batch=SEEDS.near.micro_batch)
-    plan, blocks = Plan.named(name), question.workload.config.num_hidden_layers
+    plan = Plan.named(name)
     if question.need(plan.kind.least * question.workload.parameters()) > most:
         return {"why": FULL}
     points = all_points(model)
@@ -239,6 +245,6 @@ def _recipe(model: str, family: str, name: str, whole: bool = False) -> dict:
     points = [point for point in points if point in amounts]
     if not points:
         return {"why": FULL}
-    pace = Pace(*twins, SEEDS, timed_cards(cards_of_it))
-    seconds = paces(pace, blocks, points, plan, amounts[points[0]][2])
+    pace = Pace(*twins[:4], SEEDS, timed_cards(cards_of_it))
+    seconds = paces(pace, twins.more, points, plan, amounts[points[0]][2])
     return {"points": point_rows(amounts, points), "seconds": seconds}

@@ -1,4 +1,4 @@
-"""Twins of a model, of two and of three blocks: what is seen of a step of theirs."""
+"""Twins of a model, with few of its blocks: what is seen of a step of theirs."""
 
 from typing import NamedTuple
 from unittest import mock
@@ -12,7 +12,32 @@ from planner.question import Question
 from planner.techniques import Plan
 
 BETWEEN = "between steps"
-SHALLOW, DEEP = 2, 3  # blocks: of one alone, what is the first's and the last's is not told apart
+
+
+class Depth(NamedTuple):
+    """How many blocks two twins have, and how often the model has once more what one has more."""
+
+    shallow: int
+    deep: int
+    more: int
+
+    @classmethod
+    def of(cls, config) -> "Depth":
+        """Two and three blocks where all are alike: of one alone, what is the first's and the
+        last's is not told apart. Where kinds of blocks take turns, a turn stands for a block, and
+        the twins are taken from the front.
+
+        >>> from transformers import GptOssConfig, LlamaConfig
+        >>> Depth.of(LlamaConfig(num_hidden_layers=32))
+        Depth(shallow=2, deep=3, more=29)
+        >>> Depth.of(GptOssConfig(num_hidden_layers=24))
+        Depth(shallow=4, deep=6, more=9)
+        """
+        count = config.num_hidden_layers
+        lists = [v for v in vars(config).values() if isinstance(v, list) and len(v) == count]
+        turn = next(n for n in range(1, count + 1) if all(v[n:] == v[:-n] for v in lists))
+        left = turn + count % turn if count % turn and turn > 1 else turn
+        return cls(left + turn, left + 2 * turn, (count - left - 2 * turn) // turn)
 
 
 class Seen(NamedTuple):
@@ -36,7 +61,7 @@ def seen(question: Question, plan: Plan, length: int, blocks: int) -> Seen:
     """Simulate a twin with a micro-batch of all samples of the question.
 
     Args:
-        question: of a model whose blocks are alike.
+        question: of a model whose blocks are alike, or take turns.
         plan: the recipe.
         length: tokens of a sample.
         blocks: of the twin; 0 is the whole model.

@@ -34,6 +34,12 @@ class Seeds(NamedTuple):
     def of(cls, length: int, samples: int) -> "Seeds":
         return cls(Point(length, samples), Point(2 * length, samples), Point(length, 2 * samples))
 
+    @classmethod
+    def of_one(cls, length: int) -> "Seeds":
+        """For micro-batches of one sample alone."""
+        near = Point(length, 1)
+        return cls(near, Point(2 * length, 1), near)
+
     def at(self, point: Point, near, far, wide):
         """What stands at a point, from what stands at the three.
 

@@ -23,13 +23,17 @@ from helpers.hardware import GIB, GPU, cards
 from planner.question import Question, ask
 from planner.techniques import Plan
 
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+SHORTEST = 512  # where each token is predicted
+LONGEST = 512  # where texts are classified
+CLASSIFIES = "text_classification"
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 TOKENS = 65536  # of a micro-batch, at most
 FULL = "no card has as much"
 MOST = 190 * GIB  # no known card has as much
 # With one sample some tensors are laid out in a line that are not with more: two tell of more.
-SEEDS = Seeds.of(512, 2)
+SEEDS = Seeds.of(SHORTEST, 2)
+ONE_SAMPLE = Seeds.of_one(2 * SHORTEST)
 MiB = 2**20
 BEGINNING = 8  # events of a backward pass until the gradient of a loss is added
 CATEGORIES = ("parameters", "gradients", "optimizer states", "activations", "temporaries")
@@ -62,17 +66,35 @@ def lengths_of(model: str) -> tuple[int, ...]:
     """Tokens of a sample that are asked of a model: within its positions, and all on one side of a
     window of its attention, if it has one. From the window on transformers gives attention a mask
     (`_ignore_causal_mask_sdpa` in masking_utils.py), which no twin of a shorter sample has."""
-    config = ask(model, FAMILIES["ampere"].card, length=LENGTHS[0], batch=1).workload.config
-    positions = getattr(config, "max_position_embeddings", None) or LENGTHS[-1]
+    workload = ask(model, FAMILIES["ampere"].card, length=LENGTHS[0], batch=1).workload
+    config, classifies = workload.config, workload.task == CLASSIFIES
+    least, most = (LENGTHS[0], LONGEST) if classifies else (SHORTEST, LENGTHS[-1])
+    positions = getattr(config, "max_position_embeddings", None) or most
     window = getattr(config, "sliding_window", None) or math.inf
-    beyond = window <= LENGTHS[0]
-    return tuple(n for n in LENGTHS if n <= positions and (beyond or n < window))
+    if window > least:
+        most = min(most, window - 1)
+    return tuple(n for n in LENGTHS if least <= n <= min(most, positions))
 
 
 def all_points(model: str) -> list[Point]:
     """Every micro-batch that is asked of a model."""
     found = [Point(length, n) for length in lengths_of(model) for n in MICRO_BATCHES]
     return [point for point in found if point.tokens <= TOKENS]
+
+
+def seeds_of(question: Question, point: Point) -> Seeds:
+    """The micro-batches that tell of another one.
+
+    Each is itself where texts are classified: sums over few tokens, for the gradient of a bias, say,
+    take no memory of their own, and over more they do, which does not grow as a line
+    (`fake_cuda.scratch`). Where attention is written out, one sample is not laid out as more are.
+    """
+    alone = Seeds(point, point, point)
+    if question.workload.task == CLASSIFIES:
+        return alone
+    if point.micro_batch > 1 or question.skeleton.config._attn_implementation != "eager":
+        return SEEDS
+    return ONE_SAMPLE if point.length >= ONE_SAMPLE.near.length else alone
 
 
 def timed_cards(family: Family) -> list[Card]:
@@ -148,28 +170,30 @@ class Twins(NamedTuple):
     more: int
 
     @classmethod
-    def of(cls, model: str, card: str, plan: Plan, whole: bool = False) -> "Twins":
+    def of(cls, model: str, card: str, plan: Plan, seeds: Seeds, whole: bool = False) -> "Twins":
         """Of a recipe; all have all of the model's blocks if `whole`."""
-        asked = [ask(model, card, length=n, batch=batch) for n, batch in SEEDS]
-        pairs = list(zip(asked, SEEDS, strict=True))
-        depth = Depth.of(asked[0].workload.config)
+        asked = {p: ask(model, card, length=p.length, batch=p.micro_batch) for p in seeds}
+        depth = Depth.of(asked[seeds.near].workload.config)
         whole = whole or depth.more <= 1  # such twins take as long
         deep, more = (0, 0) if whole else (depth.deep, depth.more)
-        near, far, wide = (seen(question, plan, at.length, deep) for question, at in pairs)
-        shallow = near if whole else seen(asked[0], plan, SEEDS.near.length, depth.shallow)
+        found = {p: seen(question, plan, p.length, deep) for p, question in asked.items()}
+        near, far, wide = (found[point] for point in seeds)
+        shallow = near
+        if not whole:
+            shallow = seen(asked[seeds.near], plan, seeds.near.length, depth.shallow)
         return cls(shallow, near, far, collated_like(wide, near), more)
 
 
-def sizes(twins: Twins, question: Question, points: Sequence[Point], plan: Plan, most: int) -> dict:
+def sizes(
+    twins: Twins, seeds: Seeds, points: Sequence[Point], plan: Plan, tied: bool, most: int
+) -> dict:
     """Of each point that needs at most so many bytes, those of a step of one micro-batch and of
     several, None where there is one alone."""
-    config = question.workload.config
     growth = Growth(twins.shallow.events, twins.near.events)
     whole = growth.plan(twins.more)
-    tied = bool(config.tie_word_embeddings)
     three, found = [seen.events for seen in (twins.near, twins.far, twins.wide)], {}
     for point in points:
-        of = sizes_at(SEEDS, three, point)
+        of = sizes_at(seeds, three, point)
         simulated, _ = replay(grown(whole, twins.near.events.kinds, of), True)
         if simulated.peak_reserved > most:
             continue
@@ -235,16 +259,26 @@ def recipe(model: str, family: str, name: str) -> dict:
 
 def _recipe(model: str, family: str, name: str, whole: bool = False) -> dict:
     cards_of_it, most = FAMILIES[family], FAMILIES[family].most()
-    question = ask(model, cards_of_it.card, length=SEEDS.near.length, batch=SEEDS.near.micro_batch)
-    plan = Plan.named(name)
+    plan, every = Plan.named(name), all_points(model)
+    question = ask(model, cards_of_it.card, length=every[0].length, batch=every[0].micro_batch)
     if question.need(plan.kind.least * question.workload.parameters()) > most:
         return {"why": FULL}
-    points = all_points(model)
-    twins = Twins.of(model, cards_of_it.card, plan, whole)
-    amounts = sizes(twins, question, points, plan, most)
-    points = [point for point in points if point in amounts]
+    seeds = {point: seeds_of(question, point) for point in every}
+    tied = bool(question.workload.config.tie_word_embeddings)
+    amounts, seconds = {}, {}
+    for three in dict.fromkeys(seeds.values()):
+        points = [point for point in every if seeds[point] == three]
+        twins = Twins.of(model, cards_of_it.card, plan, three, whole)
+        own = sizes(twins, three, points, plan, tied, most)
+        points = list(own)
+        if points:
+            pace = Pace(*twins[:4], three, timed_cards(cards_of_it))
+            timed = paces(pace, twins.more, points, plan, own[points[0]][2])
+            for card, rows in timed.items():
+                seconds.setdefault(card, {}).update(zip(points, rows, strict=True))
+        amounts |= own
+    points = [point for point in every if point in amounts]
     if not points:
         return {"why": FULL}
-    pace = Pace(*twins[:4], SEEDS, timed_cards(cards_of_it))
-    seconds = paces(pace, twins.more, points, plan, amounts[points[0]][2])
-    return {"points": point_rows(amounts, points), "seconds": seconds}
+    ordered = {card: [rows[point] for point in points] for card, rows in seconds.items()}
+    return {"points": point_rows(amounts, points), "seconds": ordered}

@@ -40,6 +40,16 @@ class Seeds(NamedTuple):
         near = Point(length, 1)
         return cls(near, Point(2 * length, 1), near)
 
+    @classmethod
+    def only(cls, point: Point) -> "Seeds":
+        """For a micro-batch that tells of itself alone."""
+        return cls(point, point, point)
+
+    @property
+    def alone(self) -> bool:
+        """Whether they tell of no other micro-batch."""
+        return self.near == self.far == self.wide
+
     def at(self, point: Point, near, far, wide):
         """What stands at a point, from what stands at the three.
 

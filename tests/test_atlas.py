@@ -136,7 +136,7 @@ def test_a_piece_that_repeats_is_found():
     "config",
     [
         transformers.LlamaConfig(**SMALL, num_hidden_layers=5),
-        transformers.SmolLM3Config(**SMALL, num_hidden_layers=20, num_key_value_heads=4),
+        transformers.SmolLM3Config(**SMALL, num_hidden_layers=20, pad_token_id=0),
     ],
     ids=("alike", "by turns"),
 )

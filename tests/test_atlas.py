@@ -156,7 +156,7 @@ def test_all_blocks_tell_what_few_tell(config, name, tmp_path):
 def test_a_step_that_classifies_is_that_of_a_full_prediction(tmp_path):
     """Each micro-batch and two of it: of 128 and of 2,048 tokens, of which alone a sum over the
     tokens takes memory of its own."""
-    shape = SMALL | {"max_position_embeddings": 128}
+    shape = SMALL | {"max_position_embeddings": 256}
     transformers.BertConfig(**shape, num_hidden_layers=2).save_pretrained(tmp_path)
     found = points._recipe(str(tmp_path), "ampere", "full")
     card = points.FAMILIES["ampere"].card

@@ -299,7 +299,7 @@
       // From a window of attention on a model works otherwise.
       const { model, window, lengths } = asked.model;
       const [least, most] = [lengths[0], lengths.at(-1)].map(count);
-      const long = asked.length >= (window || Infinity);
+      const long = lengths.at(-1) < window && window <= asked.length;
       const why = long
         ? `${model} has a window of ${count(window)} tokens, and nothing as long is recorded here. `
         : `${model} is recorded here for samples of ${least} to ${most} tokens. `;
@@ -307,7 +307,8 @@
       return;
     }
     const found = inOrder(asked);
-    const about = `${asked.model.hub_id} on ${asked.card.name}`;
+    const task = asked.model.task === "text_classification" ? " that classifies texts" : "";
+    const about = `${asked.model.hub_id}${task} on ${asked.card.name}`;
     if (found.length) {
       const some = found.length === 1 ? "One recipe fits" : `${found.length} recipes fit`;
       state.replaceChildren(`${about}: ${some}. ${aboutOrder(asked, found)}`, ...whole);

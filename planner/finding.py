@@ -48,10 +48,10 @@ def _recorded(options: argparse.Namespace) -> Fit | None:
 
     host = options.host is not None  # an empty one is refused
     more = options.exact, options.data, options.longest, host, not options.cache
-    if any(more) or options.task == "text_classification":
+    if any(more):
         return None
     asked = options.model, options.gpu or CARD, options.length, options.batch
-    return recorded.fit(*asked, **_order(options))
+    return recorded.fit(*asked, **_order(options), task=options.task)
 
 
 def _predicted(options: argparse.Namespace) -> Fit:

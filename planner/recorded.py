@@ -107,7 +107,14 @@ def usual_error() -> float:
 
 
 # -------------------------------------------------------------------------------------- the answer
-def fit(model: str, gpu: str, length: int | None, batch: int, order: str = CHANGE) -> Fit | None:
+def fit(
+    model: str,
+    gpu: str,
+    length: int | None,
+    batch: int,
+    order: str = CHANGE,
+    task: str | None = None,
+) -> Fit | None:
     """The recipes that fit a card, as recorded.
 
     Args:
@@ -116,6 +123,7 @@ def fit(model: str, gpu: str, length: int | None, batch: int, order: str = CHANG
         length: tokens of a sample; None stands for as many as the model usually reads.
         batch: samples of an optimizer step.
         order: as `planner.fit` takes it.
+        task: of the model; its usual one if None.
 
     Returns:
         As `planner.fit`; None where this is not recorded, or was with other versions of torch and
@@ -130,6 +138,8 @@ def fit(model: str, gpu: str, length: int | None, batch: int, order: str = CHANG
         print(f"{error}. It is passed over: all is predicted.", file=sys.stderr)
         return None
     if asked is None or not asked.complete(order) or own_file(HOSTS).is_file():
+        return None
+    if task and task != asked.model["task"]:
         return None
     if not asked.card["timed"] and _has_rates(asked.card):
         return None  # its seconds are not recorded, and can be predicted

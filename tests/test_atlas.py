@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import transformers
 
-from evidence.atlas import check, page, points, table
+from evidence.atlas import check, full, page, points, table
 from evidence.atlas.growth import Growth, NotAlike, cuts, grown
 from evidence.atlas.laws import Point, Seeds, sizes_at
 from evidence.atlas.twins import seen
@@ -31,6 +31,13 @@ USUAL = {"allocated_mib": 0.01, "reserved_mib": 0.03, "seconds": 0.01}
 # a sample of 28 points had said 0.05.
 ADDED = 0.15
 LEAST_POINTS = 100
+SMALL = {  # a model that is simulated fast
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "vocab_size": 2048,
+    "max_position_embeddings": 1024,
+}
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +132,17 @@ def test_a_piece_that_repeats_is_found():
 
 
 @pytest.mark.parametrize("name", ("full, checkpointing", "LoRA"))
-def test_all_blocks_tell_what_few_tell(name, tmp_path):
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.LlamaConfig(**SMALL, num_hidden_layers=5),
+        transformers.SmolLM3Config(**SMALL, num_hidden_layers=20, pad_token_id=0),
+    ],
+    ids=("alike", "by turns"),
+)
+def test_all_blocks_tell_what_few_tell(config, name, tmp_path):
     """Where blocks are not regular, all of them are simulated: the same numbers on any card."""
-    shape = dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, vocab_size=2048)
-    config = transformers.LlamaConfig(**shape, num_hidden_layers=5, max_position_embeddings=1024)
+    config.architectures = ["ForCausalLM"]  # else it would classify
     config.save_pretrained(tmp_path)
     few, whole = (points._recipe(str(tmp_path), "ampere", name, whole=w) for w in (False, True))
     assert len(few["points"]) == 10
@@ -137,6 +151,45 @@ def test_all_blocks_tell_what_few_tell(name, tmp_path):
     for card, rows in few["seconds"].items():
         for one, other in zip(rows, whole["seconds"][card], strict=True):
             assert one[0] == pytest.approx(other[0], rel=0.01)
+
+
+def test_a_step_that_classifies_is_that_of_a_full_prediction(tmp_path):
+    """Each micro-batch and two of it: of 128 and of 2,048 tokens, of which alone a sum over the
+    tokens takes memory of its own."""
+    shape = SMALL | {"max_position_embeddings": 256}
+    transformers.BertConfig(**shape, num_hidden_layers=2).save_pretrained(tmp_path)
+    found = points._recipe(str(tmp_path), "ampere", "full")
+    card = points.FAMILIES["ampere"].card
+    for length, n, accumulation in ((128, 1, 1), (128, 16, 1), (128, 16, 2)):
+        key = str(tmp_path), "ampere", "full", length, n, accumulation, card
+        at = next(k for k, row in enumerate(found["points"]) if row[:2] == [length, n])
+        row, timed = found["points"][at], found["seconds"][card][at]
+        start = 2 if accumulation == 1 else check.SINGLE
+        seconds = timed[0] if accumulation == 1 else timed[3] + accumulation * timed[4]
+        told = full.prediction(key)
+        assert row[start] == told["allocated_mib"] and row[start + 1] == told["reserved_mib"]
+        assert seconds == pytest.approx(told["seconds"], rel=2e-3)
+
+
+def test_one_sample_is_told_by_its_like_where_attention_is_written_out():
+    asked = ask("gpt-oss-20b", "A100-80GB", length=512, batch=1)
+    told = {p: points.seeds_of(asked, p) for p in points.all_points("gpt-oss-20b")}
+    assert told[Point(512, 1)] == Seeds.only(Point(512, 1))
+    assert all({s.micro_batch for s in told[p]} == {1} for p in told if p.micro_batch == 1)
+    assert told[Point(1024, 2)] == points.SEEDS
+    assert points.seeds_of(ask("gpt2", "T4", length=512, batch=1), Point(512, 1)) == points.SEEDS
+
+
+@pytest.mark.parametrize(
+    "model, lengths",
+    [
+        ("mistral-7b", points.LENGTHS[2:5]),  # shorter than its window
+        ("gemma-3-1b", points.LENGTHS[2:]),  # all as long as its window, or longer
+        ("bert-base-uncased", points.LENGTHS[:3]),
+    ],
+)
+def test_all_lengths_of_a_model_are_on_one_side_of_its_window(model, lengths):
+    assert points.lengths_of(model) == lengths
 
 
 def test_what_few_blocks_do_not_tell_all_of_them_do(monkeypatch):

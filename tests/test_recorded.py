@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,6 +109,21 @@ def test_a_card_whose_seconds_can_be_predicted_and_are_not_recorded_is_left_to_t
 )
 def test_what_is_not_recorded_is_left_to_the_search(asked):
     assert recorded.fit(*asked) is None
+
+
+def test_another_task_than_the_recorded_one_is_left_to_the_search():
+    usual = recorded.fit(*ASKED, task="language_modelling")
+    assert [one.name for one in usual.recipes] == [one.name for one in recorded.fit(*ASKED).recipes]
+    assert recorded.fit(*ASKED, task="text_classification") is None
+
+
+def test_the_command_tells_the_task(monkeypatch):
+    told = []
+    monkeypatch.setattr(recorded, "fit", lambda *_, **named: told.append(named["task"]))
+    monkeypatch.setattr("planner.finding._predicted", lambda _: SimpleNamespace(recipes=[]))
+    for more in ([], ["--task", "text_classification"]):
+        main(["fit", "--model", "qwen3-0.6b", *more])
+    assert told == [None, "text_classification"]
 
 
 def test_a_card_without_rates_has_recipes_without_a_pace():

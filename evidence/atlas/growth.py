@@ -14,7 +14,9 @@ from fake_cuda.replay import Events
 from fake_cuda.trace import EMPTY_CACHE, HOST
 
 FEW = 4  # events by which a first block may differ from those that follow
-BLOCK = 512  # bytes: the allocator's unit
+# Bytes in which sizes are compared: the allocator's block, in which all norms of a clipped gradient
+# are one; and more, where the norms of all parameters in a row fill a block in one twin alone.
+UNITS = 512, 4096
 
 
 class NotAlike(ValueError):
@@ -63,16 +65,15 @@ def _births(phases: list[list]) -> dict[int, Place]:
     }
 
 
-def _tokens(seen: Events, events: list) -> list[tuple]:
-    """What can be compared of events: of what size is born, and of what size dies. Blocks are of
-    512 bytes, in which all norms of a clipped gradient are one."""
+def _tokens(seen: Events, events: list, unit: int) -> list[tuple]:
+    """What can be compared of events: of what size is born, and of what size dies."""
     told = []
     for event in events:
         if isinstance(event, str):
             told.append((event,))
         else:
             i = max(event, ~event)
-            told.append((event >= 0, -(-seen.sizes[i] // BLOCK)))
+            told.append((event >= 0, -(-seen.sizes[i] // unit)))
     return told
 
 
@@ -132,12 +133,18 @@ class Growth:
         self.one, self.other = tidy(shallow), tidy(deep)
         if len(self.one) != len(self.other):
             raise NotAlike("twins of different depth have not the same phases")
-        self.cuts = [
-            cuts(_tokens(shallow, a), _tokens(deep, b))
-            for a, b in zip(self.one, self.other, strict=True)
-        ]
+        try:
+            self.tokens, self.cuts = self._compared(shallow, UNITS[0])
+        except NotAlike:
+            self.tokens, self.cuts = self._compared(shallow, UNITS[1])
         self.born_in_one, self.born_in_other = _births(self.one), _births(self.other)
         self.cuts = [self._slid(number) for number in range(len(self.cuts))]
+
+    def _compared(self, shallow: Events, unit: int) -> tuple[list[list[tuple]], list[list[Cut]]]:
+        """Of each phase what is compared of the deeper twin's events, and where it has more."""
+        told = [_tokens(self.deep, events, unit) for events in self.other]
+        fewer = (_tokens(shallow, events, unit) for events in self.one)
+        return told, [cuts(one, other) for one, other in zip(fewer, told, strict=True)]
 
     def _slid(self, number: int) -> list[Cut]:
         """The cuts of a phase, where what dies was born one block apart, or at the same place.
@@ -145,24 +152,38 @@ class Growth:
         A piece that repeats what precedes it can be cut out anywhere along the repetition.
         """
         events, mates = self.other[number], self.one[number]
-        found, shift = [], 0
+        found, shift, end = [], 0, 0
         for where in self.cuts[number]:
-            window = range(max(where.at - where.size + 1, 0), where.at)
+            window = range(max(self._earliest(number, where), end), where.at)
             as_before = [not self._moves(events[k], mates[k - shift]) for k in window]
             as_after = [
                 k - shift < where.size or not self._moves(events[k], mates[k - shift - where.size])
                 for k in window
             ]
-            faults = [sum(as_before[:k]) + sum(as_after[k:]) for k in range(len(window) + 1)]
+            faults = [sum(as_after)]
+            for before, after in zip(as_before, as_after, strict=True):
+                faults.append(faults[-1] + before - after)
             best = len(window) - min(range(len(faults)), key=lambda k: (faults[k], -k))
             found.append(Cut(where.at - best, where.size))
-            shift += where.size
+            shift, end = shift + where.size, found[-1].at + where.size
         return found
 
-    def _strides(self, phase: int) -> list[int]:
-        """By how many events a birth in this phase can move with one block more."""
-        sizes = [where.size for where in self.cuts[phase]]
-        return [sum(sizes[:k]) for k in range(len(sizes) + 1)]
+    def _earliest(self, number: int, where: Cut) -> int:
+        """The first place where a piece can be cut out: what precedes it is still its like."""
+        told, begin = self.tokens[number], where.at - where.size
+        while begin and told[begin - 1] == told[begin - 1 + where.size]:
+            begin -= 1
+        return min(begin + where.size, max(where.at - where.size + 1, 0))
+
+    def _strides(self, place: Place) -> list[int]:
+        """By how many events a birth there can move with one block more: by the pieces that precede
+        it, and by the one that it may stand in."""
+        found = [0]
+        for where in self.cuts[place.phase]:
+            found.append(found[-1] + where.size)
+            if place.at < where.at + where.size:
+                break
+        return found
 
     def _moves(self, event, mate) -> bool:
         """Whether the birth of what dies moves as a birth can."""
@@ -173,7 +194,7 @@ class Growth:
         here, there = self.born_in_other.get(~event), self.born_in_one.get(~mate)
         if here is None or there is None or here.phase != there.phase:
             return False
-        return here.at - there.at in self._strides(here.phase)
+        return here.at - there.at in self._strides(here)
 
     def _stride(self, place: Place, other: Place | None) -> int:
         """How far a birth moves, of two places that are a block apart or the same. The first block
@@ -181,7 +202,7 @@ class Growth:
         if other is None or other.phase != place.phase:
             raise NotAlike("what dies was born elsewhere")
         moved = place.at - other.at
-        allowed = [sign * size for size in self._strides(place.phase) for sign in (1, -1)]
+        allowed = [sign * size for size in self._strides(place) for sign in (1, -1)]
         nearest = min(allowed, key=lambda size: abs(size - moved))
         return nearest if abs(nearest - moved) <= FEW else moved
 

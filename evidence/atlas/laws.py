@@ -34,6 +34,22 @@ class Seeds(NamedTuple):
     def of(cls, length: int, samples: int) -> "Seeds":
         return cls(Point(length, samples), Point(2 * length, samples), Point(length, 2 * samples))
 
+    @classmethod
+    def of_one(cls, length: int) -> "Seeds":
+        """For micro-batches of one sample alone."""
+        near = Point(length, 1)
+        return cls(near, Point(2 * length, 1), near)
+
+    @classmethod
+    def only(cls, point: Point) -> "Seeds":
+        """For a micro-batch that tells of itself alone."""
+        return cls(point, point, point)
+
+    @property
+    def alone(self) -> bool:
+        """Whether they tell of no other micro-batch."""
+        return self.near == self.far == self.wide
+
     def at(self, point: Point, near, far, wide):
         """What stands at a point, from what stands at the three.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from evidence.atlas.growth import NotAlike, cuts
 from evidence.atlas.laws import Point, Seeds
-from evidence.atlas.twins import DEEP, Seen
+from evidence.atlas.twins import Seen
 from fake_cuda import Card, cost
 from fake_cuda.constants import CONSTANTS, HOST_SECONDS
 from fake_cuda.kernels import Kernels
@@ -110,11 +110,11 @@ class Pace:
             begun += len(one)
         return found
 
-    def _order(self, blocks: int) -> list[int]:
-        """The numbers of the deeper twin's operations, those of a block as often as there are."""
+    def _order(self, more: int) -> list[int]:
+        """The numbers of the deeper twin's operations, those of a block so many times more."""
         found: list[int] = []
         for again, group in itertools.groupby(range(len(self.mates)), self._in_block):
-            found += list(group) * (1 + blocks - DEEP if again[1] else 1)
+            found += list(group) * (1 + more if again[1] else 1)
         return found
 
     def _in_block(self, k: int) -> tuple[int, bool]:
@@ -131,8 +131,13 @@ class Pace:
             self.known[key] = np.array(found)
         return self.known[key]
 
-    def step(self, points: Sequence[Point], blocks: int) -> np.ndarray:
-        """Seconds [part of a step, kind of limit, point, card, factor]."""
+    def step(self, points: Sequence[Point], more: int) -> np.ndarray:
+        """Seconds [part of a step, kind of limit, point, card, factor].
+
+        Args:
+            points: the micro-batches.
+            more: how often the model has once more what the deeper twin has more.
+        """
         step = cost._Step([], self.near.phases, self.cards[0], HOST_SECONDS, CONSTANTS)
         rows, seconds = [], []
         found: dict = {}
@@ -144,11 +149,11 @@ class Pace:
             of_all = _of_all(low, self.near.phases) and own[2:]
             key = tuple(op[2:] for op in three), of_all, programs
             if key not in found:
-                found[key] = self._row(three, own, programs, points, blocks, step)
+                found[key] = self._row(three, own, programs, points, more, step)
             row, needed = found[key]
             rows.append((_part(low, self.near.phases), *row))
             seconds.append(needed)
-        order = self._order(blocks)
+        order = self._order(more)
         size = len(points), len(self.cards)
         return _run([rows[k] for k in order], [seconds[k] for k in order], size)
 
@@ -158,7 +163,7 @@ class Pace:
             return None
         return max(1, round(self.seeds.at(point, *three)))
 
-    def _row(self, three, own, programs, points, blocks, step) -> tuple:
+    def _row(self, three, own, programs, points, more, step) -> tuple:
         """The kind of limit and the host's seconds of an operation, and the cards' seconds."""
         low = three[0]
         ops = [operation_at(three, self.seeds, point) for point in points]
@@ -170,8 +175,8 @@ class Pace:
         issue = row.issue
         if _of_all(low, self.near.phases):  # it grows with the number of parameters
             fewer = step.row(own, HOST_SECONDS)
-            needed = needed + (blocks - DEEP) * (needed - self._seconds(own))
-            issue += (blocks - DEEP) * (issue - fewer.issue)
+            needed = needed + more * (needed - self._seconds(own))
+            issue += more * (issue - fewer.issue)
         return (row.kind, issue), needed
 
 

@@ -10,7 +10,8 @@ import json
 from dataclasses import asdict, dataclass
 
 from evidence.atlas import table
-from evidence.atlas.points import FAMILIES, FULL, LENGTHS, MICRO_BATCHES, TOKENS, MiB, lengths_of
+from evidence.atlas.amounts import MiB
+from evidence.atlas.points import FAMILIES, FULL, LENGTHS, MICRO_BATCHES, TOKENS, lengths_of
 from fake_cuda import cost
 from helpers.hardware import supports
 from helpers.prediction import CONTEXT
@@ -24,7 +25,7 @@ SIZES = (8, 10, 12, 16, 24, 32, 40, 48, 64, 80, 96)  # GiB, of a card that is no
 BATCHES = (1, 2, 4, 8, 16, 32, 64)  # samples of a step
 # Numbers that stand in no script by themselves, in place of those of a question; each model reads
 # as many tokens.
-MARKS = {"length": 967, "micro_batch": 1009, "accumulation": 1013}
+MARKS = {"length": 467, "micro_batch": 1009, "accumulation": 1013}
 LESSONS = {  # that teach a technique, by its name
     "8-bit AdamW": "07_optimizers",
     "Adafactor": "07_optimizers",
@@ -155,6 +156,7 @@ def said_of(model: str) -> dict:
     config, usual = question.workload.config, ask(model, FAMILIES[family].card)
     return {
         "hub_id": question.hub_id,
+        "task": question.workload.task,
         "parameters": question.workload.parameters(),
         "vocabulary": config.vocab_size,
         "positions": getattr(config, "max_position_embeddings", None),

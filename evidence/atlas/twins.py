@@ -1,18 +1,44 @@
-"""Twins of a model, of two and of three blocks: what is seen of a step of theirs."""
+"""Twins of a model, with few of its blocks: what is seen of a step of theirs."""
 
 from typing import NamedTuple
 from unittest import mock
 
 from evidence.atlas.full import Whole
+from evidence.atlas.laws import Point, Seeds
 from fake_cuda import cost, simulation
 from fake_cuda.operations import Work
 from fake_cuda.replay import Events
 from fake_cuda.trace import EMPTY_CACHE
-from planner.question import Question
+from planner.question import Question, ask
 from planner.techniques import Plan
 
 BETWEEN = "between steps"
-SHALLOW, DEEP = 2, 3  # blocks: of one alone, what is the first's and the last's is not told apart
+
+
+class Depth(NamedTuple):
+    """How many blocks two twins have, and how often the model has once more what one has more."""
+
+    shallow: int
+    deep: int
+    more: int
+
+    @classmethod
+    def of(cls, config) -> "Depth":
+        """Two and three blocks where all are alike: of one alone, what is the first's and the
+        last's is not told apart. Where kinds of blocks take turns, a turn stands for a block, and
+        the twins are taken from the front.
+
+        >>> from transformers import GptOssConfig, LlamaConfig
+        >>> Depth.of(LlamaConfig(num_hidden_layers=32))
+        Depth(shallow=2, deep=3, more=29)
+        >>> Depth.of(GptOssConfig(num_hidden_layers=24))
+        Depth(shallow=4, deep=6, more=9)
+        """
+        count = config.num_hidden_layers
+        lists = [v for v in vars(config).values() if isinstance(v, list) and len(v) == count]
+        turn = next(n for n in range(1, count + 1) if all(v[n:] == v[:-n] for v in lists))
+        left = turn + count % turn if count % turn and turn > 1 else turn
+        return cls(left + turn, left + 2 * turn, (count - left - 2 * turn) // turn)
 
 
 class Seen(NamedTuple):
@@ -32,14 +58,15 @@ class Seen(NamedTuple):
     programs: list[int | None]
 
 
-def seen(question: Question, plan: Plan, length: int, blocks: int) -> Seen:
-    """Simulate a twin with a micro-batch of all samples of the question.
+def seen(question: Question, plan: Plan, length: int, blocks: int, micro_batches: int = 1) -> Seen:
+    """Simulate a twin with so many micro-batches, which have all samples of the question.
 
     Args:
-        question: of a model whose blocks are alike.
+        question: of a model whose blocks are alike, or take turns.
         plan: the recipe.
         length: tokens of a sample.
         blocks: of the twin; 0 is the whole model.
+        micro_batches: of a step.
     """
     events, steps, launched = [], [], {}
     replay, launch = simulation.replay, Work.launch
@@ -64,7 +91,8 @@ def seen(question: Question, plan: Plan, length: int, blocks: int) -> Seen:
         mock.patch.object(cost, "step_time", untimed),
         mock.patch.object(Work, "launch", launched_by),
     ):
-        predictions.predict(plan, question.batch, layers=tuple(kinds[:blocks]), length=length)
+        samples = question.batch // micro_batches
+        predictions.predict(plan, samples, layers=tuple(kinds[:blocks]), length=length)
     operations, phases = steps[-1]
     programs = [launched.get(id(op)) for op in operations]
     return Seen(_without_collation(events[-1]), operations, phases, programs)
@@ -104,3 +132,59 @@ def _without_collation(seen: Events) -> Events:
             events.append(number[event] if event >= 0 else ~number[~event])
     kinds, sizes = [seen.kinds[i] for i in kept], [seen.sizes[i] for i in kept]
     return Events(events, kinds, sizes, 0)
+
+
+class Asked(NamedTuple):
+    """A recipe of a model on a card.
+
+    Args:
+        model: its name.
+        card: which stands for its family.
+        plan: the recipe.
+        whole: whether all blocks of the model are simulated.
+    """
+
+    model: str
+    card: str
+    plan: Plan
+    whole: bool
+
+
+class Twins(NamedTuple):
+    """What is simulated of a recipe.
+
+    Args:
+        shallow: a twin with few blocks, or as many as the others.
+        near, far, wide: the deeper twin with each of the three micro-batches.
+        more: how often the model has once more what the deeper twin has more than the shallow one.
+        tied: whether head and embedding are one parameter.
+    """
+
+    shallow: Seen
+    near: Seen
+    far: Seen
+    wide: Seen
+    more: int
+    tied: bool
+
+    @classmethod
+    def of(cls, asked: Asked, seeds: Seeds, micro_batches: int = 1) -> "Twins":
+        """Of a recipe with three micro-batches, of which a step has so many."""
+        model, card, _, whole = asked
+        questions = {
+            point: ask(model, card, length=point.length, batch=micro_batches * point.micro_batch)
+            for point in seeds
+        }
+        config = questions[seeds.near].workload.config
+        depth = Depth.of(config)
+        whole = whole or depth.more <= 1  # such twins take as long
+        deep, more = (0, 0) if whole else (depth.deep, depth.more)
+
+        def of(point: Point, blocks: int) -> Seen:
+            return seen(questions[point], asked.plan, point.length, blocks, micro_batches)
+
+        found = {point: of(point, deep) for point in questions}
+        near, far, wide = (found[point] for point in seeds)
+        shallow = near if whole else of(seeds.near, depth.shallow)
+        tied = bool(config.tie_word_embeddings)
+        return cls(shallow, near, far, collated_like(wide, near), more, tied)

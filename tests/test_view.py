@@ -354,6 +354,18 @@ assert {open(name).read() for name in ("a", "b", "c")} == {"new"}
     assert seen(work).keys() - before.keys() == {str(work / "train.py")}
 
 
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_a_cache_of_compiled_code_begins_empty(work, tmp_path, monkeypatch, way):
+    cache = tmp_path / "compiled"
+    (cache / "ab").mkdir(parents=True)
+    (cache / "ab" / "code.py").write_text("old")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    text = "import os\ncache = os.environ['TORCHINDUCTOR_CACHE_DIR']\n"
+    text += "assert os.listdir(cache) == []\nopen(cache + '/new', 'w').write('new')\n"
+    predict(work, text, way)
+    assert os.listdir(cache) == ["ab"]
+
+
 def test_a_database_elsewhere_is_not_attached(work, tmp_path):
     attach = "import sqlite3\nbase = sqlite3.connect('mine.db')\nbase.execute('vacuum')\n"
     attach += "base.execute('attach {} as other').execute('create table other.t (a)')\n"

@@ -25,9 +25,10 @@ Importing this package loads no library and changes nothing but what some of the
 they load; a name is fetched when it is first asked for.
 """
 
-import importlib
 import importlib.util
 import logging
+
+from .loading import load
 
 for library in ("bitsandbytes", "torchao", "torch.utils._pytree", "liger_kernel"):
     # On import they report kernels and type registrations that no simulation needs.
@@ -53,9 +54,9 @@ def __getattr__(name: str):
     """A public name, or a module of this package."""
     home = next((module for module, names in HOMES.items() if name in names.split()), None)
     if home is not None:
-        value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+        value = getattr(load(f"{__name__}.{home}"), name)
     elif importlib.util.find_spec(f"{__name__}.{name}"):
-        value = importlib.import_module(f"{__name__}.{name}")
+        value = load(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -4,7 +4,6 @@ Importing this package loads nothing and changes nothing. A name is fetched when
 for, with the libraries that it needs; loading `show` gives matplotlib the style of the course.
 """
 
-import importlib
 import importlib.metadata
 from contextlib import suppress
 
@@ -43,8 +42,9 @@ def __getattr__(name: str):
     home = next((module for module, names in HOMES.items() if name in names.split()), None)
     if home is None and name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module("fake_cuda")  # first: it quiets libraries that print when they load
-    module = importlib.import_module(f"{__name__}.{home or name}")
+    from fake_cuda.loading import load  # first: it quiets libraries that print when they load
+
+    module = load(f"{__name__}.{home or name}")
     value = module if name in MODULES else getattr(module, name)
     globals()[name] = value
     return value

@@ -7,8 +7,6 @@ In a terminal: `onegpu predict`, `onegpu fit`, `onegpu report`. Importing this p
 else: torch and transformers come with the first name that is asked for.
 """
 
-import importlib
-
 HOMES = {  # the module of each public name
     "Fit": "answer",
     "Plan": "techniques",
@@ -28,5 +26,6 @@ def __getattr__(name: str):
     """A public name, loaded when it is first used (PEP 562)."""
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module("fake_cuda")  # first: it quiets libraries that print when they load
-    return getattr(importlib.import_module(f".{HOMES[name]}", __name__), name)
+    from fake_cuda.loading import load  # first: it quiets libraries that print when they load
+
+    return getattr(load(f"{__name__}.{HOMES[name]}"), name)

@@ -3,14 +3,17 @@
 `tests/answers/NN.toml` holds, for each exercise, right answers and plausible wrong ones.
 """
 
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+import warm
 from exercises import Exercise, exercises, names, needed
 
+STARTS = "sys.executable"  # a lesson whose exercise starts processes
 ROOT = Path(__file__).resolve().parent.parent
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 
@@ -43,6 +46,8 @@ ANSWERS = [
 @pytest.mark.parametrize("lesson, at, kind, answer", ANSWERS)
 def test_the_check_judges(lesson, at, kind, answer, monkeypatch):
     monkeypatch.chdir(lesson.parent)
+    if STARTS in lesson.read_text(encoding="utf-8"):
+        monkeypatch.setattr(sys, "executable", warm.executable())
     said = of(lesson)[at].says(prepared(lesson, at), answer).strip()
     right = any(line.startswith("Right") for line in said.splitlines())
     assert said and right == (kind == "right"), f"{answer}\n-> {said}"

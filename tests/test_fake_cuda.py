@@ -2,6 +2,7 @@
 
 import copy
 import doctest
+import gc
 import itertools
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from fake_cuda import (
     NotSimulated,
     Versions,
     engine,
+    loading,
     refusals,
     rules_of,
     scratch,
@@ -57,6 +59,23 @@ def test_it_knows_nothing_of_the_course():
     code = "import sys, fake_cuda; sys.exit('helpers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_nothing_is_collected_while_a_module_loads(tmp_path, monkeypatch, collects):
+    (tmp_path / "with_an_error.py").write_text("1 / NUMBER\n")
+    (tmp_path / "loaded_there.py").write_text("import gc\nCOLLECTS = gc.isenabled()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    frozen = gc.get_freeze_count()
+    try:
+        (gc.enable if collects else gc.disable)()
+        with pytest.raises(NameError):
+            loading.load("with_an_error")
+        assert not loading.load("loaded_there").COLLECTS
+        assert (gc.isenabled(), gc.get_freeze_count()) == (collects, frozen)
+    finally:
+        gc.enable()
+        sys.modules.pop("loaded_there", None)
 
 
 def test_a_run_is_simulated_without_the_course():

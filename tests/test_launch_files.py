@@ -22,6 +22,8 @@ import yaml
 from accelerate.commands.launch import launch_command_parser
 from transformers import LlamaForCausalLM
 
+import warm
+
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ROOT / "examples" / "launch"
 LESSON = ROOT / "notebooks" / "18_more_than_one_gpu.ipynb"
@@ -105,7 +107,7 @@ def folder(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     programs = tmp_path / "bin"
     programs.mkdir()
-    command = f'exec {sys.executable} -m accelerate.commands.accelerate_cli "$@"\n'
+    command = f'exec {warm.executable()} -m accelerate.commands.accelerate_cli "$@"\n'
     (programs / "accelerate").write_text(f"#!/bin/bash\n{command}")
     (programs / "accelerate").chmod(0o755)
     return tmp_path

@@ -14,12 +14,13 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+import warm
 from helpers import load
 from planner.command import main
 from test_launch_files import LESSON, folder, free_port, launched, run, trained_and_saved
 
 __all__ = ["folder"]  # pytest finds it by its name
-TORCHRUN = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2"
+TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node 2"
 
 
 def pasted(cell: str) -> str:
@@ -65,7 +66,7 @@ def test_hsdp_cuts_within_a_node_and_sends_a_share_of_the_gradients_between(tmp_
     (tmp_path / "hsdp.py").write_text(HSDP)
     files = LESSON.parents[1] / "examples" / "launch"
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "hsdp.py")],
+        [warm.executable(), str(tmp_path / "hsdp.py")],
         env=os.environ | {"PYTHONPATH": str(files)},
         capture_output=True,
         text=True,
@@ -97,7 +98,7 @@ def unpatched(folder) -> str:
 def test_plain_python_on_two_cards_is_data_parallel(folder):
     script = unpatched(folder).partition("arguments = TrainingArguments(")[0]
     (folder / "train.py").write_text(script + ALONE)
-    done, seen = run(folder, f"{sys.executable} train.py")
+    done, seen = run(folder, f"{warm.executable()} train.py")
     assert done.returncode == 0, done.stderr[-2000:]
     assert seen == {"kind": "DataParallel", "cards": 2, "ranks": 1}
 
@@ -105,7 +106,7 @@ def test_plain_python_on_two_cards_is_data_parallel(folder):
 def test_plain_torchrun_reads_no_file_and_is_ddp(folder):
     script = unpatched(folder).replace("bf16=True,", "bf16=True, use_cpu=True,")
     (folder / "train.py").write_text(script)
-    done, seen = run(folder, f"{TORCHRUN} train.py")
+    done, seen = run(folder, f"{warm.executable()} {TORCHRUN} train.py")
     assert done.returncode == 0 and seen, done.stderr[-2000:]
     assert (seen["kind"], seen["share"]) == ("DistributedDataParallel", 1)
     trained_and_saved(folder, seen)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+import warm
 from helpers.workloads import language_modelling
 from planner import ranks
 from planner.command import main
@@ -68,18 +69,19 @@ def wide(tmp_path_factory):
 
 @pytest.fixture
 def launched(tmp_path):
-    """Runs a script as two processes that talk by gloo."""
+    """Runs a script as two processes that talk by gloo, by a `python` that may be warm."""
 
-    def launch(text: str, wrapper: str = "") -> None:
+    def launch(text: str, wrapper: str = "", python: str | None = None) -> None:
+        python = python or warm.executable()
         (tmp_path / "train.py").write_text(text)
         (tmp_path / "wrapper.py").write_text(wrapper)
         root = Path(__file__).resolve().parents[1]
         environment = os.environ | dict(OMP_NUM_THREADS="1", PYTHONPATH=str(root))
         environment |= dict(CUDA_VISIBLE_DEVICES="", HF_DEACTIVATE_ASYNC_LOAD="1")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command = [python, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", "2", *["wrapper.py"] * bool(wrapper), "train.py"]
         if ALONE in wrapper:
-            command = [sys.executable, "wrapper.py", "train.py"]
+            command = [python, "wrapper.py", "train.py"]
             environment |= dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2")
         done = subprocess.run(
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
@@ -156,7 +158,7 @@ def test_the_gradient_is_that_of_the_plain_run_and_what_is_saved_loads(
     settings = ACCUMULATED | RUNS[name]
     text = ranks.rank_script(decoder, 2, parallel, tensor, length=16, **settings)
     assert all(len(line) <= 110 for line in text.splitlines())
-    launched(on_rows(text))
+    launched(on_rows(text), python=sys.executable if name == "fsdp2" else None)
     plain = transformers.AutoModelForCausalLM.from_pretrained(decoder)
     plain = adapted(plain) if name == "lora" else plain
     wanted = plainly(plain)

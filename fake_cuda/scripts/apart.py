@@ -3,7 +3,6 @@
 This is the caller's side; `keeper` is the other one.
 """
 
-import importlib
 import os
 import select
 import shutil
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Pipe, wait
 
+from ..loading import load
 from . import own_folder
 from .keeper import ANEW, CALLERS, CARDS, NO_CARD, Ends, keep
 
@@ -53,7 +53,7 @@ class Process:
         folder = os.path.join(tempfile.gettempdir(), own_folder.name())
         self._keeper, self._base = 0, folder
         if _forkable() and "torch" in sys.modules:
-            importlib.import_module(module)  # what takes seconds is loaded once for all that follow
+            load(module)  # what takes seconds is loaded once for all that follow
         try:
             self._start(module, ends)
         except BaseException:  # of a signal's handler

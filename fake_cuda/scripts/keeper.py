@@ -7,7 +7,7 @@ over or the caller is gone.
 import ctypes
 import faulthandler
 import fcntl
-import importlib
+import gc
 import io
 import math
 import os
@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import psutil
 
+from ..loading import load
 from . import own_folder
 
 ADOPT, END_WITH_PARENT = 36, 1  # linux/prctl.h: PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
@@ -93,7 +94,8 @@ def keep(module: str, seconds: float, grace: float, base: str, ends: Ends) -> No
         _system("prctl", ADOPT, 1, 0, 0, 0)
         if any(map(os.path.exists, CARDS)):
             os.environ.update(NO_CARD)
-        work = importlib.import_module(module).work
+        work = load(module).work
+        gc.freeze()  # what is loaded stays: the worker sweeps what the script makes
         worker = os.fork()
         if not worker:
             _work(work, base, ends)  # does not return

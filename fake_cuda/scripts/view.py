@@ -34,6 +34,7 @@ SMALL, ENTRIES, ROOM = 2**20, 1000, 2**28
 TINY = 4096  # in caches: locks, references and settings
 CACHES = (".cache/huggingface", ".cache", ".config", ".local", "")  # folders of the home
 NAMED = ("HF_", "XDG_", "TORCH", "TRITON_", "MPL", "WANDB_")  # variables that name such folders
+COMPILED = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}  # with what can be compiled again: empty
 
 entered = ""  # the way that this process took
 
@@ -84,13 +85,16 @@ def _copied(base: str, folders: list[str]) -> None:
     named = {n: f for n, f in os.environ.items() if n.startswith(NAMED) and os.path.isdir(f)}
     for folder in folders:
         _fill(folder, base, SMALL, 10 * ENTRIES)
-    for cache in (*named.values(), *(os.path.join(home, name) for name in CACHES)):
+    read = (folder for name, folder in named.items() if name not in COMPILED)
+    for cache in (*read, *(os.path.join(home, name) for name in CACHES)):
         _fill(os.path.abspath(cache), base, TINY, ENTRIES)
     temporary = os.path.join(base, "tmp")
     os.makedirs(temporary, exist_ok=True)
     os.makedirs(base + home, exist_ok=True)
     moved = (os.path.join(home, ".cache"), *map(os.path.abspath, named.values()))
     os.environ.update({name: base + os.path.abspath(folder) for name, folder in named.items()})
+    for name in COMPILED & named.keys():
+        os.makedirs(os.environ[name], exist_ok=True)
     os.environ.update(HOME=base + home, TMPDIR=temporary)
     tempfile.tempdir = temporary
     for module in list(sys.modules.values()):  # what they remember since they were imported

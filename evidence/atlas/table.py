@@ -18,8 +18,8 @@ from planner.atlas import packed, unpacked
 FOLDER = DATA / "atlas"
 ALL = "atlas"
 MODULE = "evidence.atlas.points"
-# Those that people fine-tune most come first. Left out is distilbert: peft refuses to adapt the head
-# of its classifier, which the planner's LoRA asks for.
+# Those that people fine-tune most come first. Left out is distilbert: peft refuses to adapt the
+# head of its classifier, which the planner's LoRA asks for.
 MODELS = """qwen3-0.6b llama-3.2-1b qwen3-8b llama-3.1-8b qwen3-4b llama-3.2-3b smollm2-1.7b
 gemma-3-1b smollm3-3b gpt-oss-20b
 bert-base-uncased bert-large-uncased roberta-large modernbert-base

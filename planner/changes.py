@@ -12,6 +12,7 @@ import transformers
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.checkpoint import checkpoint
 
+FIRST_OF_HEAD = "pre_classifier"  # of two layers
 PEFT_TASKS = {"language_modelling": "CAUSAL_LM", "text_classification": "SEQ_CLS"}  # names there
 
 
@@ -70,11 +71,23 @@ def adapters(model, targets="all-linear"):
 
     classifies = "SequenceClassification" in type(model).__name__
     task = PEFT_TASKS["text_classification" if classifies else "language_modelling"]
-    lora = LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type=task)
+    lora = LoraConfig(
+        r=16,
+        lora_alpha=32,
+        target_modules=targets,
+        exclude_modules=learn_whole(model),
+        task_type=task,
+    )
     model = get_peft_model(model, lora)  # adapters are in float32
     for p in model.parameters():  # and so is a classifier's head, which learns too
         p.data = p.data.float() if p.requires_grad else p.data
     return model
+
+
+def learn_whole(model) -> list[str] | None:
+    """Layers that get no adapters, because peft lets them learn whole: it finds a classifier by the
+    end of its name, and of DistilBERT's head both layers."""
+    return [FIRST_OF_HEAD] if hasattr(model, FIRST_OF_HEAD) else None
 
 
 def linear_layers(model) -> dict[str, torch.nn.Module]:

@@ -9,7 +9,7 @@ from fake_cuda.files import example_file
 from helpers import workloads
 from helpers.hardware import versions
 
-from .changes import PEFT_TASKS, beside_experts, head_name, stack_names, stacks
+from .changes import PEFT_TASKS, beside_experts, head_name, learn_whole, stack_names, stacks
 from .question import Question
 from .techniques import Plan
 
@@ -51,6 +51,7 @@ def _values(question: Question, plan: Plan, micro_batch: int) -> dict[str, objec
         "head": json.dumps(head_name(question.skeleton)),
         "peft_task": json.dumps(PEFT_TASKS[workload.task]),
         "classifies": classifies,
+        "learn_whole": json.dumps(learn_whole(question.skeleton)),
         "pad_token": workload.config.pad_token_id,
         "length": workload.length,
         "label": 0 if classifies else f"[2] * {workload.length}",

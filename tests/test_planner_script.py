@@ -203,6 +203,22 @@ def test_the_code_of_a_classifier_keeps_its_promise(kind, encoder, pasted):
     assert distance(ran.gradients, wanted) < 0.05
 
 
+@pytest.mark.parametrize("kind", ("LoRA", "QLoRA"))
+def test_a_head_of_two_layers_learns_whole(kind, tmp_path, pasted):
+    """DistilBERT's, of which peft would adapt the first and save both: it refuses that."""
+    shape = {"dim": 64, "hidden_dim": 128, "n_heads": 4, "n_layers": 2, "vocab_size": 257}
+    quiet = {"dropout": 0, "attention_dropout": 0, "seq_classif_dropout": 0, "pad_token_id": 0}
+    config = transformers.DistilBertConfig(**shape, **quiet, max_position_embeddings=64)
+    config.initializer_range = 0.2
+    transformers.DistilBertForSequenceClassification(config).save_pretrained(tmp_path)
+    asked = question(str(tmp_path), text_classification, batch=4)
+    ran = pasted(asked, kind, 2)
+    learn = {n for n, p in ran.names["model"].named_parameters() if p.requires_grad}
+    assert {n.split(".")[-1] for n in learn if "pre_classifier" in n} == {"weight", "bias"}
+    assert all("classifier" in n or "lora_" in n for n in learn) and "q_lin" in str(learn)
+    assert distance(ran.gradients, by_hand(asked, kind, ran.batch)) < 0.05
+
+
 @pytest.mark.parametrize(
     "right, wrong",
     [

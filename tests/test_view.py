@@ -627,7 +627,7 @@ def test_everything_ends_with_the_caller(caller, number):
     _, said = process.communicate(timeout=240)  # long before the script's own time is over
     if "no private view" in said:
         pytest.skip(said.splitlines()[-1])
-    assert process.returncode == -number
+    assert process.returncode == -number, said
     assert nothing_left()
 
 

@@ -217,6 +217,12 @@ def test_a_head_of_two_layers_learns_whole(kind, tmp_path, pasted):
     assert {n.split(".")[-1] for n in learn if "pre_classifier" in n} == {"weight", "bias"}
     assert all("classifier" in n or "lora_" in n for n in learn) and "q_lin" in str(learn)
     assert distance(ran.gradients, by_hand(asked, kind, ran.batch)) < 0.05
+    base = {}  # both layers are saved, and load again as they were
+    exec(script(asked, Plan.named(kind), 1).split("\nlora = ")[0], base)
+    again = peft.PeftModel.from_pretrained(base["model"], "trained")
+    torch.testing.assert_close(answers(again, ran.batch), answers(ran.names["model"], ran.batch))
+    moved = answers(prepared(asked, kind), ran.batch) - answers(again, ran.batch)
+    assert moved.abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(

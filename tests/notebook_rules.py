@@ -415,7 +415,7 @@ def heading_levels_never_skip(nb: NotebookNode, path: Path) -> list[str]:
 def code_cells_are_short(nb: NotebookNode, path: Path) -> list[str]:
     problems = []
     for cell in code(nb):
-        lines = sum(not line.startswith(TITLE) for line in cell.source.splitlines())
+        lines = len(cell.source.splitlines())
         if not cell.source.strip():
             problems.append(f"{where(nb, cell)} is an empty code cell")
         if lines > CODE_LINES:

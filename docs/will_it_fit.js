@@ -12,6 +12,10 @@
   const CATEGORIES = ["parameters", "gradients", "optimizer states", "activations", "temporaries"];
   const FIRST = { model: "qwen3-0.6b", length: "1024", batch: "8", card: "RTX 4090", order: "change" };
   const ORDERS = { change: "least change first", fastest: "fastest first", smallest: "smallest first" };
+  const TASKS = {
+    text_classification: " that classifies texts",
+    image_classification: " that classifies pictures",
+  };
   const loaded = {};
   const field = (name) => form.elements.namedItem(name); // "length" is also a property
   let index;
@@ -184,7 +188,7 @@
     row("needs", `${gib(one.need)} of ${gib(asked.card.memory)}`);
     if (one.seconds) {
       const [middle, low, high] = [one.seconds, one.high, one.low].map((n) => pace(asked, n));
-      row("tokens/s", `${middle} (${low} to ${high})`);
+      row(pictures(asked.model) ? "pictures/s" : "tokens/s", `${middle} (${low} to ${high})`);
       row("limited by", one.limit);
     }
     row("price", one.known.price);
@@ -208,7 +212,11 @@
     });
   }
 
-  const pace = (asked, seconds) => twoDigits((asked.batch * asked.length) / seconds);
+  // A picture has as many tokens as it has, whatever is chosen for texts; and pictures are counted.
+  const pictures = (model) => model.task === "image_classification";
+  const lengthOf = (model, chosen) => (pictures(model) ? model.lengths[0] : chosen);
+  const pace = (asked, seconds) =>
+    twoDigits((asked.batch * (pictures(asked.model) ? 1 : asked.length)) / seconds);
 
   const HEAD = ["memory", "first recipe that fits", "micro-batch", "needs", "tokens/s"];
 
@@ -220,7 +228,8 @@
     const cells = [size, recorded(own) ? "nothing" : "not recorded here", "", "", ""];
     if (one) {
       const batches = `${one.microBatch} x ${one.accumulation}`;
-      const speed = one.seconds ? pace(own, one.seconds) : "unknown";
+      const unit = pictures(own.model) ? " pictures" : "";
+      const speed = one.seconds ? pace(own, one.seconds) + unit : "unknown";
       cells.splice(1, 4, one.name, batches, gib(one.need), speed);
     }
     const shown = cells.map((cell) => element("td", cell));
@@ -262,7 +271,8 @@
       for (const name of index.models) {
         try {
           const model = await read(name);
-          const own = { ...asked, model, family: model.families[asked.card.family] };
+          const length = lengthOf(model, asked.chosen);
+          const own = { ...asked, model, length, family: model.families[asked.card.family] };
           rows.append(viewRow(name, twoDigits(model.parameters / 1e9) + " billion", own));
         } catch (error) {
           const cells = [element("th", name, { scope: "row" }), element("td", error.message)];
@@ -277,7 +287,8 @@
   function command(asked) {
     const card = `"${asked.card.name}"`;
     const order = asked.order === FIRST.order ? "" : ` --order ${asked.order}`;
-    return `onegpu fit --model ${asked.model.model} --gpu ${card} --length ${asked.length} --batch ${asked.batch}` + order;
+    const length = pictures(asked.model) ? "" : ` --length ${asked.length}`;
+    return `onegpu fit --model ${asked.model.model} --gpu ${card}${length} --batch ${asked.batch}` + order;
   }
 
   function show(asked) {
@@ -307,7 +318,7 @@
       return;
     }
     const found = inOrder(asked);
-    const task = asked.model.task === "text_classification" ? " that classifies texts" : "";
+    const task = TASKS[asked.model.task] || "";
     const about = `${asked.model.hub_id}${task} on ${asked.card.name}`;
     if (found.length) {
       const some = found.length === 1 ? "One recipe fits" : `${found.length} recipes fit`;
@@ -350,8 +361,10 @@
     try {
       const model = await read(field("model").value);
       const card = index.cards.find((one) => one.name === field("card").value);
-      const [length, batch, order] = [+field("length").value, +field("batch").value, field("order").value];
-      show({ model, card, family: model.families[card.family], length, batch, order });
+      const [chosen, batch, order] = [+field("length").value, +field("batch").value, field("order").value];
+      const length = lengthOf(model, chosen);
+      field("length").disabled = pictures(model);
+      show({ model, card, family: model.families[card.family], length, chosen, batch, order });
     } catch (error) {
       place.replaceChildren();
       state.textContent = `This page cannot answer: ${error.message}. The command onegpu fit does.`;

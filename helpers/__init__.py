@@ -16,10 +16,10 @@ HOMES = {  # the public names of each module; `show` is one itself
     "runs": "Run compare load record",
     "show": "show",
     "training": "train",
-    "workloads": "Workload language_modelling text_classification",
+    "workloads": "Workload image_classification language_modelling text_classification",
 }
 __all__ = sorted(name for names in HOMES.values() for name in names.split())
-MODULES = {*HOMES, "host", "models", "own_data", "settings", "tiny", "trainers"}
+MODULES = {*HOMES, "host", "models", "own_data", "settings", "tasks", "tiny", "trainers"}
 
 
 def refuse_other_versions() -> None:

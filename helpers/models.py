@@ -11,7 +11,7 @@ from typing import NamedTuple
 import huggingface_hub
 from transformers import AutoConfig, PreTrainedConfig
 
-from .hardware import data_file, suggest
+from .hardware import GIB, data_file, describe, gib, suggest
 
 REMEMBERED = 60  # seconds for which an answer of the hub, or none, is taken for the next one's
 
@@ -53,8 +53,21 @@ def find_model(name: str) -> Found:
 def usual_task(size: str) -> str:
     """The task of a model that is named without one: its head's, or else a classifier's."""
     heads = () if size in ("auto", "large", "tiny") else find_model(size).config.architectures or ()
+    if any(head.endswith("ForImageClassification") for head in heads):
+        return "image_classification"
     decoder = any(head.endswith(("ForCausalLM", "LMHeadModel")) for head in heads)
     return "language_modelling" if decoder else "text_classification"
+
+
+def picked(task: str) -> tuple[str, str]:
+    """The size that this machine's memory has room for, and a note that says so.
+
+    The lessons' largest classic step takes 11.5 GiB (batch 8, lesson 02), a context comes on top;
+    the decoder takes 16 bytes a parameter and its activations.
+    """
+    here, need = describe(), (13 if task == "text_classification" else 24) * GIB
+    size = "large" if here.device != "cpu" and here.free > need else "tiny"
+    return size, f"picked for {here.device} with {gib(here.free)} free"
 
 
 def _suggest_model(name: str, known: list[str]) -> None:

@@ -9,6 +9,7 @@ import transformers
 from transformers import Trainer, TrainingArguments
 
 from .hardware import device
+from .tasks import CLASSIFY
 
 
 def usual_arguments(workload) -> dict:
@@ -45,7 +46,7 @@ def new_trainer(
     on_one_card(args)
     model = workload.model(pretrained)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    classify = workload.task == "text_classification"
+    classify = workload.task in CLASSIFY
     if classify:
         # These heads ignore the number of items that the Trainer hands them, so it would
         # multiply the gradient by the accumulation steps (transformers issue 47688, lesson 04).

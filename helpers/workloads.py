@@ -12,20 +12,13 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from .hardware import GIB, describe, gib, own_file, suggest
-from .models import find_model, reachable, usual_task
+from .hardware import own_file
+from .models import find_model, picked, reachable, usual_task
 from .own_data import with_data
+from .tasks import CONFIGS, MODELS, PICTURES, Pictures, one_sample, picture_tokens, refuse
 from .tiny import CACHE, pretrain, random_tokens, standard_library, tiny_config
 from .trainers import new_trainer
 
-MODELS = {
-    "text_classification": transformers.AutoModelForSequenceClassification,
-    "language_modelling": transformers.AutoModelForCausalLM,
-}
-CONFIGS = {  # the descriptions that a task's class of models takes
-    "text_classification": transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    "language_modelling": transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
-}
 LARGE = {  # name in data/configs, where the weights are, tokens in a sample
     "text_classification": ("bert-large-uncased", "google-bert/bert-large-uncased", 512),
     "language_modelling": ("tinyllama-1.1b", "TinyLlama/TinyLlama_v1.1", 2048),
@@ -40,7 +33,8 @@ class Workload:
 
     `config` describes the model, `weights` is where pretrained ones come from (None: random),
     `data` returns the data set of a split, "train" or "test", in training order: samples are
-    `input_ids` of `length` tokens and `labels` (a class, or the tokens themselves).
+    `input_ids` of `length` tokens and `labels` (a class, or the tokens themselves), or
+    `pixel_values`, which the model reads as `length` tokens, and their class.
     """
 
     name: str
@@ -57,7 +51,7 @@ class Workload:
 
     @property
     def title(self) -> str:
-        return f"{self.name}, {self.length:,} tokens"
+        return f"{self.name}, {self.length:,} tokens{' a picture' * (self.task == PICTURES)}"
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -99,7 +93,8 @@ class Workload:
         with torch.device("meta"):
             return MODELS[self.task].from_config(copy.deepcopy(self.config)).num_parameters()
 
-    # Samples as one batch: tensors of [batch, length], and [batch] for class labels.
+    # Samples as one batch: tensors of [batch, length], [batch] for class labels, and
+    # [batch, channels, height, width] for pictures.
     collate = staticmethod(transformers.default_data_collator)
 
     def dataloader(self, n: int) -> torch.utils.data.DataLoader:
@@ -109,12 +104,8 @@ class Workload:
         )
 
     def sample(self) -> dict[str, torch.Tensor]:
-        """One token many times, padded at the end if samples have a mask: made without the data."""
-        ids = torch.full((self.length,), 100)  # no special token of any tokenizer
-        labels = ids if self.task == "language_modelling" else torch.zeros((), dtype=torch.long)
-        sample = {"input_ids": ids, "labels": labels}
-        mask = (torch.arange(self.length) < max(1, self.length - 1)).long()
-        return sample | ({"attention_mask": mask} if self.masked else {})
+        """What stands for each sample where only its shape counts: made without the data."""
+        return one_sample(self.task, self.config, self.length, self.masked)
 
     def trainer(
         self,
@@ -169,6 +160,20 @@ def language_modelling(size: str = "auto", **options) -> Workload:
     return workload(size, "language_modelling", **options)
 
 
+def image_classification(size: str, **options) -> Workload:
+    """Classify pictures with a vision transformer.
+
+    Args:
+        size: a hub id, a local folder or a name in `data/configs`, such as vit-large-patch16-224;
+            it trains on random pictures, of the one size that it reads.
+        options: `seed`.
+
+    Raises:
+        ValueError: a model of another kind, or an option for texts.
+    """
+    return workload(size, PICTURES, **options)
+
+
 def workload(
     size: str,
     task: str | None = None,
@@ -179,15 +184,10 @@ def workload(
 ) -> Workload:
     """The workload of a task, or of a model's usual one; the rest as in `text_classification`."""
     task = task or usual_task(size)
-    if task not in MODELS:
-        raise ValueError(suggest(task, MODELS, "task"))
-    if length is not None and length < 1:
-        raise ValueError(f"a length of {length} tokens is impossible: it starts at 1")
+    refuse(task, size, data, length)
     note = ""
     if size == "auto":
         size, note = picked(task)
-    if size == "tiny" and data is not None:
-        raise ValueError('"tiny" has data of its own: name another model to go with yours')
     if size != "tiny" and pretrained:
         raise ValueError('pretrained=True is for size "tiny"; other models bring their weights')
     if size == "tiny":
@@ -196,17 +196,6 @@ def workload(
     made = large(task, length) if size == "large" else named(task, size, length)
     made = made if data is None else with_data(made, str(data))
     return replace(made, note="; ".join(filter(None, (note, made.note))), seed=seed)
-
-
-def picked(task: str) -> tuple[str, str]:
-    """The size that this machine's memory has room for, and a note that says so.
-
-    The lessons' largest classic step takes 11.5 GiB (batch 8, lesson 02), a context comes on top;
-    the decoder takes 16 bytes a parameter and its activations.
-    """
-    here, need = describe(), (13 if task == "text_classification" else 24) * GIB
-    size = "large" if here.device != "cpu" and here.free > need else "tiny"
-    return size, f"picked for {here.device} with {gib(here.free)} free"
 
 
 def tiny(task: str, length: int) -> Workload:
@@ -228,10 +217,14 @@ def large(task: str, length: int | None) -> Workload:
 
 def named(task: str, name: str, length: int | None, usual: int | None = None) -> Workload:
     """A model by its name, on random tokens: as many as asked for, or as it usually reads."""
-    usual = usual or LARGE[task][2]
     config, weights, name = find_model(name)
     if type(config) not in CONFIGS[task]:
+        if config.sub_configs:
+            raise ValueError(MORE_THAN_TEXT.format(name))
         raise ValueError(f"{name} is not a model for {task.replace('_', ' ')}")
+    if task == PICTURES:
+        return of_pictures(name, config, weights, length)
+    usual = usual or LARGE[task][2]
     if not hasattr(config, "vocab_size"):  # that of a part, such as `text_config`
         raise ValueError(MORE_THAN_TEXT.format(name))
     classify = task == "text_classification"
@@ -245,3 +238,12 @@ def named(task: str, name: str, length: int | None, usual: int | None = None) ->
         raise ValueError(f"{name} reads {most} tokens at most")
     read = partial(random_tokens, classify, length, config.vocab_size)
     return Workload(name, task, config, length, read, weights)
+
+
+def of_pictures(name: str, config, weights, length: int | None) -> Workload:
+    """A model that classifies pictures, on random ones of the size that it reads."""
+    tokens = picture_tokens(config, name)
+    if length not in (None, tokens):
+        raise ValueError(f"{name} reads each picture as {tokens} tokens: leave the length out")
+    read = partial(Pictures, config)
+    return Workload(name, PICTURES, config, tokens, read, weights)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # they load torch, which what is recorded does not need
     from .question import Question
     from .techniques import Plan
 
+PICTURES = "image_classification"  # of helpers.tasks, which loads torch
 CHANGE, FASTEST, SMALLEST = "change", "fastest", "smallest"
 ORDERS = {  # of recipes, and what is said of an order that was asked for
     CHANGE: "",
@@ -149,8 +150,11 @@ class Fit:
         }
         if recipe.tokens_per_second:
             pace = recipe.tokens_per_second, recipe.tokens_low, recipe.tokens_high
-            middle, low, high = (f"{_two_digits(tokens):,.0f}" for tokens in pace)
-            said["tokens/s"] = f"{middle} ({low} to {high})"
+            workload = self.question.workload
+            pictures = workload.task == PICTURES
+            each = workload.length if pictures else 1
+            middle, low, high = (f"{_two_digits(tokens / each):,.0f}" for tokens in pace)
+            said[f"{'pictures' if pictures else 'tokens'}/s"] = f"{middle} ({low} to {high})"
             said["limited by"] = recipe.facts.limited_by
         said |= {name: gib(size) for name, size in recipe.facts.by_category.items()}
         said["largest micro-batch"] = recipe.largest_micro_batch if self.recipes else "-"

@@ -13,7 +13,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.checkpoint import checkpoint
 
 FIRST_OF_HEAD = "pre_classifier"  # of two layers
-PEFT_TASKS = {"language_modelling": "CAUSAL_LM", "text_classification": "SEQ_CLS"}  # names there
+# As peft names them; it has no name for the task of a model that classifies pictures.
+PEFT_TASKS = {"language_modelling": "CAUSAL_LM", "text_classification": "SEQ_CLS"}
 
 
 def part(head, hidden, targets):
@@ -69,19 +70,21 @@ def adapters(model, targets="all-linear"):
     """LoRA beside every linear layer, or beside those of some names."""
     from peft import LoraConfig, get_peft_model  # takes seconds, and prints
 
-    classifies = "SequenceClassification" in type(model).__name__
-    task = PEFT_TASKS["text_classification" if classifies else "language_modelling"]
-    lora = LoraConfig(
-        r=16,
-        lora_alpha=32,
-        target_modules=targets,
-        exclude_modules=learn_whole(model),
-        task_type=task,
-    )
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules=targets, **head_of(model))
     model = get_peft_model(model, lora)  # adapters are in float32
     for p in model.parameters():  # and so is a classifier's head, which learns too
         p.data = p.data.float() if p.requires_grad else p.data
     return model
+
+
+def head_of(model) -> dict:
+    """What peft is told, so that a classifier's head learns whole, and that of a decoder not."""
+    if "ImageClassification" in type(model).__name__:
+        head = [head_name(model)]
+        return {"exclude_modules": head, "modules_to_save": head}
+    classifies = "SequenceClassification" in type(model).__name__
+    task = PEFT_TASKS["text_classification" if classifies else "language_modelling"]
+    return {"exclude_modules": learn_whole(model), "task_type": task}
 
 
 def learn_whole(model) -> list[str] | None:

@@ -4,7 +4,7 @@ import argparse
 
 from .terminal import NOTHING_FITS, Parser, amount, host, picture, version
 
-TASKS = ("text_classification", "language_modelling")  # of helpers.workloads, which loads torch
+TASKS = ("text_classification", "language_modelling", "image_classification")  # of helpers.tasks
 ORDERS = ("change", "fastest", "smallest")  # of answer
 PARALLEL = ("ddp", "zero1", "fsdp2", "hsdp")  # of ranks
 

@@ -14,6 +14,7 @@ from helpers.hardware import GIB, GPU, data_file, gib, supports
 from helpers.prediction import CONTEXT
 from helpers.runs import load
 from helpers.settings import why_no_liger
+from helpers.tasks import TOKENS
 from helpers.workloads import Workload
 
 from .changes import stacks
@@ -127,7 +128,7 @@ class Question:
         return self._has_large_logits() and self._head_is_a_product()
 
     def _has_large_logits(self) -> bool:
-        if self.workload.task == "text_classification":
+        if self.workload.task != TOKENS:
             return False
         logits = 4 * self.workload.length * self.batch * self.workload.config.vocab_size  # float32
         return logits >= SMALL_LOGITS * self.card.memory

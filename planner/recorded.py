@@ -17,7 +17,7 @@ from typing import NamedTuple
 from fake_cuda.cards import GPU, cards
 from fake_cuda.files import data_file, own_file
 
-from .answer import CHANGE, Fit, Recipe
+from .answer import CHANGE, PICTURES, Fit, Recipe
 from .atlas import Asked, Found, unpacked
 from .facts import Facts
 
@@ -30,15 +30,16 @@ WITHIN = 0.95  # the share of the sample that the stated error covers
 
 
 class Model(NamedTuple):
-    """What `Fit` says of a model: its name, and tokens of a sample."""
+    """What `Fit` says of a model: its name, tokens of a sample, and what it is trained for."""
 
     name: str
     length: int
+    task: str
 
     @property
     def title(self) -> str:
         """As `Workload.title`."""
-        return f"{self.name}, {self.length:,} tokens"
+        return f"{self.name}, {self.length:,} tokens{' a picture' * (self.task == PICTURES)}"
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ def _question(asked: Asked) -> Question:
         said = f"a card of {card['memory'] / 1024:.2f} GiB as fast as the {card['like']}"
     told = replace(known, memory=int(card["memory"] * MiB), facts=known.facts | {"asked": said})
     return Question(
-        Model(asked.model["model"], asked.length),
+        Model(asked.model["model"], asked.length, asked.model["task"]),
         told,
         asked.batch,
         asked.index["margin"],

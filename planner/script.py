@@ -8,6 +8,7 @@ import jinja2
 from fake_cuda.files import example_file
 from helpers import workloads
 from helpers.hardware import versions
+from helpers.tasks import CLASSIFY, PICTURES, shape_of
 
 from .changes import PEFT_TASKS, beside_experts, head_name, learn_whole, stack_names, stacks
 from .question import Question
@@ -33,7 +34,7 @@ def script(question: Question, plan: Plan, micro_batch: int) -> str:
 def _values(question: Question, plan: Plan, micro_batch: int) -> dict[str, object]:
     """What the template asks for, by name."""
     workload = question.workload
-    classifies = workload.task == "text_classification"
+    classifies, pictures = workload.task in CLASSIFY, workload.task == PICTURES
     settings = question.settings(plan, micro_batch).items()
     return {
         "torch": versions()["torch"].partition("+")[0],
@@ -49,15 +50,17 @@ def _values(question: Question, plan: Plan, micro_batch: int) -> dict[str, objec
         "model": json.dumps(question.hub_id),
         "dtype": question.dtype(plan),
         "head": json.dumps(head_name(question.skeleton)),
-        "peft_task": json.dumps(PEFT_TASKS[workload.task]),
+        "peft_task": json.dumps(PEFT_TASKS.get(workload.task)),
         "classifies": classifies,
         "learn_whole": json.dumps(learn_whole(question.skeleton)),
-        "pad_token": workload.config.pad_token_id,
+        "pictures": pictures,
+        "shape": ", ".join(map(str, shape_of(workload.config))) if pictures else "",
+        "pad_token": None if pictures else workload.config.pad_token_id,
         "length": workload.length,
         "label": 0 if classifies else f"[2] * {workload.length}",
         "samples": 2 * question.batch,
         "settings": [f"{name}={value!r}".replace("'", '"') for name, value in settings],
-        "collator": COLLATORS[workload.task],
+        "collator": COLLATORS.get(workload.task),
     }
 
 

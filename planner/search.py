@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from helpers.hardware import supports, versions
 from helpers.host import host_of
 
-from .answer import CHANGE, ORDERS, SMALLEST, Fit, Recipe, ordered
+from .answer import CHANGE, ORDERS, PICTURES, SMALLEST, Fit, Recipe, ordered
 from .candidates import Candidate, Candidates
 from .lengths import about_data, longest_sample
 from .predictions import Predictions, no_progress
@@ -144,7 +144,8 @@ def fit(
     Args:
         model: a name in `data/configs`, a hub id or a local folder.
         gpu: a card of `data/gpus.csv`, or a size such as "16GiB".
-        task: "language_modelling" or "text_classification"; guessed from the model if None.
+        task: "language_modelling", "text_classification" or "image_classification"; guessed from
+            the model if None.
         length: tokens of a sample.
         batch: samples of an optimizer step.
         data: a file or data set with texts, to read for their lengths.
@@ -175,13 +176,17 @@ def fit(
         raise ValueError(f"{order!r} is no order of recipes: one of {', '.join(ORDERS)}")
     question = ask(model, gpu, task, length, batch)
     host_of(host, question.card)  # what is wrong with it is said at once
+    pictures = question.workload.task == PICTURES
+    if pictures and (data or longest):
+        raise ValueError(f"{model} reads pictures of one size: none is longer, and none has texts")
     with Predictions(question, say, cache, host).side_by_side(processes) as predictions:
         sizes = token_counts(data, question.hub_id) if data else []
         search = Search(predictions)
         recipes = search.smallest() if order == SMALLEST else search.recipes()
         most_saving = question.ways()[-1]
         miss = None if recipes else search.recipe(Plan(SMALLEST_KIND, most_saving), 1)
-        kinds = [recipe.plan.kind for recipe in recipes if longest] if recipes else [SMALLEST_KIND]
+        kinds = [recipe.plan.kind for recipe in recipes if longest]
+        kinds = kinds if recipes or pictures else [SMALLEST_KIND]
         plans = [Plan(kind, most_saving) for kind in kinds]
         lengths = predictions.each(partial(longest_sample, predictions), plans)
         about = about_data(predictions, sizes, recipes[0] if recipes else miss) if sizes else ""

@@ -4,7 +4,7 @@ import torch
 import transformers
 
 from helpers.hardware import GIB
-from helpers.workloads import language_modelling
+from helpers.workloads import image_classification, language_modelling
 from planner.facts import Facts
 from planner.predictions import Predictions
 from planner.question import Question, find_card
@@ -33,9 +33,18 @@ def saved_encoder(folder) -> str:
     return saved(folder, transformers.BertConfig, transformers.BertForSequenceClassification)
 
 
+def saved_vision(folder, **options) -> str:
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    size = {"image_size": 32, "patch_size": 8, "num_labels": 3} | SHAPE | quiet | options
+    config = transformers.ViTConfig(**size, initializer_range=0.2)
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    return str(folder)
+
+
 def question(model, task=language_modelling, gpu="RTX 4090", length=16, **options) -> Question:
     options = {"batch": 2, "margin": 0.03, "hub_id": model} | options
-    return Question(task(model, length=length), find_card(gpu), **options)
+    length = {} if task is image_classification else {"length": length}
+    return Question(task(model, **length), find_card(gpu), **options)
 
 
 def predictions(model, keep=True, **options) -> Predictions:
@@ -58,7 +67,10 @@ def formula(predictions, plan, micro_batch, *, layers=(), length=0):
 
 
 def samples(asked: Question) -> list[dict]:
-    """Four samples of unlike lengths and numbers of labels; half of one is a text of its own."""
+    """Four samples of unlike lengths and numbers of labels; half of one is a text of its own. Or
+    four pictures."""
+    if asked.workload.task == "image_classification":
+        return [asked.workload.data("train")[k] | {"labels": torch.tensor(k % 2)} for k in range(4)]
     random, found = torch.Generator().manual_seed(0), []
     for n, counted in enumerate(LABELS):
         length = PROMPT + counted + n
@@ -75,6 +87,8 @@ def samples(asked: Question) -> list[dict]:
 
 def padded(rows: list[dict]) -> dict:
     """A batch with its mask, padded on the left; without positions of its own on the right."""
+    if "pixel_values" in rows[0]:
+        return transformers.default_data_collator(rows)
     side = "left" if "position_ids" in rows[0] else "right"
     batch, columns = {}, {"input_ids": 0, "labels": -100, "position_ids": 0, "attention_mask": 0}
     for row in rows:

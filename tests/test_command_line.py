@@ -224,6 +224,9 @@ def test_fit(monkeypatch, capsys, tmp_path):
         (["--model", "t5-small"], "the hub cannot be reached"),  # no relative of tinyllama
         (["--model", "someone/some-model"], "the hub cannot be reached"),
         (["--model", "vit-large-patch16-224", "--task", TASK], "is not a model for"),
+        (["--model", "vit-large-patch16-224", "--longest"], "pictures of one size"),
+        (["--model", "vit-large-patch16-224", "--gpus", "2xT4"], "is no language model"),
+        (["--model", "qwen3-vl-4b"], "has parts beside that for texts"),
         (["--model", "gpt2", "--gpu", "A101"], "did you mean 'A10'"),
         (["--model", "gpt2", "--gpu", "24 apples"], "is not a known GPU"),
         (["--model", "gpt2", "--gpu", "here"], "is not a known GPU"),

@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from helpers.runs import load
-from helpers.workloads import language_modelling, text_classification
-from planned import padded, question, samples, saved_decoder, saved_encoder
+from helpers.workloads import image_classification, language_modelling, text_classification
+from planned import padded, question, samples, saved_decoder, saved_encoder, saved_vision
 from planner.question import ask
 from planner.script import script
 from planner.techniques import KINDS, LIGER, WAYS, Plan
@@ -28,6 +28,11 @@ def decoder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
     return saved_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory):
+    return saved_vision(tmp_path_factory.mktemp("vision"))
 
 
 @dataclasses.dataclass
@@ -160,7 +165,7 @@ def check_method(model, trainer, name):
     assert isinstance(kind, transformers.Adafactor) == ("Adafactor" in name and "back" not in name)
 
 
-def check_saved(ran, asked, name, kind):
+def check_saved(ran, asked, name, kind, auto=transformers.AutoModelForCausalLM):
     """What was trained differs from its start, and loads again as it was."""
     model = ran.names["trainer"].model
     if "LoRA" in kind:
@@ -168,7 +173,7 @@ def check_saved(ran, asked, name, kind):
         exec(script(asked, Plan.named(name), 1).split("\nlora = ")[0], base)
         again = peft.PeftModel.from_pretrained(base["model"], "trained")
     else:
-        again = transformers.AutoModelForCausalLM.from_pretrained("trained")
+        again = auto.from_pretrained("trained")
     assert type(again) is type(model)
     kept = {n: p for n, p in model.state_dict().items() if "lora_" in n or "LoRA" not in kind}
     assert kept and all(torch.equal(again.state_dict()[n], p) for n, p in kept.items())
@@ -201,6 +206,21 @@ def test_the_code_of_a_classifier_keeps_its_promise(kind, encoder, pasted):
     assert any(p.requires_grad for n, p in model.named_parameters() if "classifier" in n)
     wanted = by_hand(asked, kind, ran.batch)
     assert distance(ran.gradients, wanted) < 0.05
+
+
+@pytest.mark.parametrize("kind", KIND_NAMES)
+@pytest.mark.parametrize("way", ("", "checkpoints on the host"))
+def test_the_code_of_a_model_of_pictures_keeps_its_promise(kind, way, vision, pasted):
+    """Its head, for which peft has no name, learns whole and is saved."""
+    name = ", ".join(filter(None, (kind, way)))
+    asked = question(vision, image_classification, batch=4)
+    ran = pasted(asked, name, 4 if "backward" in kind else 2)
+    model = ran.names["trainer"].model
+    check_method(model, ran.names["trainer"], name)
+    learn = {n for n, p in model.named_parameters() if p.requires_grad and "classifier" in n}
+    assert {n.split(".")[-1] for n in learn} == {"weight", "bias"}
+    assert distance(ran.gradients, by_hand(asked, kind, ran.batch)) < 0.03
+    check_saved(ran, asked, name, kind, transformers.AutoModelForImageClassification)
 
 
 @pytest.mark.parametrize("kind", ("LoRA", "QLoRA"))
@@ -266,10 +286,11 @@ def without_versions(code):
 
 
 @pytest.mark.parametrize("kind", ("full in bf16", "LoRA", "QLoRA"))
-@pytest.mark.parametrize("task", (language_modelling, text_classification))
-def test_what_is_pasted_is_what_was_predicted(kind, task, decoder, encoder):
+@pytest.mark.parametrize("task", (language_modelling, text_classification, image_classification))
+def test_what_is_pasted_is_what_was_predicted(kind, task, decoder, encoder, vision):
     """The same weights in the same types: names, shapes, and which of them learn."""
-    asked = question(decoder if task is language_modelling else encoder, task)
+    models = {language_modelling: decoder, text_classification: encoder}
+    asked = question(models.get(task, vision), task)
 
     def weights(model):
         named = model.named_parameters()

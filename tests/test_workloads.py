@@ -16,6 +16,7 @@ from tokenizers import ByteLevelBPETokenizer
 
 from helpers import (
     hardware,
+    image_classification,
     language_modelling,
     models,
     own_data,
@@ -24,6 +25,7 @@ from helpers import (
     train,
     workloads,
 )
+from planned import saved_vision
 
 
 # ----------------------------------------------------------------------------------------- learning
@@ -290,10 +292,79 @@ def test_cached_weights_need_no_lock_and_are_for_everyone(course, trainings, mon
         ("modernbert-base", "text_classification"),
         ("llama-3.2-1b", "language_modelling"),
         ("gpt2", "language_modelling"),
+        ("vit-large-patch16-224", "image_classification"),
     ],
 )
 def test_the_usual_task_is_that_of_the_model(size, task):
     assert workloads.usual_task(size) == task
+
+
+# --------------------------------------------------------------------------------------- pictures
+@pytest.mark.parametrize(
+    "kind, tokens",  # of 32 x 32 in patches of 8, and those that a model adds
+    [("ViT", 17), ("DeiT", 18), ("Beit", 17), ("Dinov2WithRegisters", 16 + 5), ("IJepa", 16)],
+)
+def test_a_vision_transformer_trains_on_pictures_of_its_own_size(kind, tokens, tmp_path):
+    size = dict(image_size=32, patch_size=8, num_channels=1, num_labels=3)
+    shape = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    shape["architectures"] = [f"{kind}ForImageClassification"]
+    getattr(transformers, f"{kind}Config")(**size, **shape).save_pretrained(tmp_path)
+    workload = image_classification(str(tmp_path))
+    assert workload.length == tokens and workload.title.endswith(f"{tokens} tokens a picture")
+    first, again, other = (workload.data(split)[1] for split in ("train", "train", "test"))
+    assert torch.equal(first["pixel_values"], again["pixel_values"])
+    assert not torch.equal(first["pixel_values"], other["pixel_values"])
+    classes = [int(picture["labels"]) for picture in workload.data("train")]
+    assert len(classes) == 512 and set(classes) == {0, 1, 2}
+    shapes = [{k: (v.shape, v.dtype) for k, v in one.items()} for one in (first, workload.sample())]
+    assert shapes[0] == shapes[1] and shapes[0]["pixel_values"][0] == (1, 32, 32)
+    model = workload.model(pretrained=False)
+    hidden = model.base_model(workload.collate([first])["pixel_values"])[0]
+    assert hidden.shape[1] == tokens
+
+
+def test_accumulated_pictures_have_the_gradient_of_one_batch(tmp_path):
+    """These heads do not divide by the step's samples, so Trainer must."""
+    workload = image_classification(saved_vision(tmp_path))
+    found = []
+    for size in (4, 2):
+        arguments = dict(per_device_train_batch_size=size, gradient_accumulation_steps=4 // size)
+        trainer = workload.trainer(
+            lambda model, _: torch.optim.SGD(model.parameters(), lr=0.1),
+            **arguments,
+            max_steps=1,
+            max_grad_norm=0,
+            learning_rate=0.1,
+        )
+        trainer.train()
+        found.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    start = torch.cat([p.detach().flatten() for p in workload.model().parameters()])
+    one, several = (weights - start for weights in found)
+    assert (several - one).norm() < 1e-4 * one.norm()
+
+
+@pytest.mark.parametrize("kind", ("Swin", "ResNet", "ConvNext"))
+def test_a_model_without_tokens_of_one_width_is_one_sentence(kind, tmp_path):
+    getattr(transformers, f"{kind}Config")().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="does not read a picture as tokens.*--script") as caught:
+        image_classification(str(tmp_path))
+    one_sentence(caught)
+
+
+@pytest.mark.parametrize(
+    "size, options, message",
+    [
+        ("vit-large-patch16-224", {"length": 64}, "197 tokens: leave the length out"),
+        ("vit-large-patch16-224", {"data": "cats.csv"}, "pictures of your own"),
+        ("tiny", {}, 'has no size "tiny": name a model'),
+        ("gpt2", {}, "gpt2 is not a model for image classification"),
+        ("qwen3-vl-4b", {}, "has parts beside that for texts"),
+    ],
+)
+def test_what_cannot_be_asked_of_pictures_is_one_sentence(size, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        image_classification(size, **options)
+    one_sentence(caught)
 
 
 # ---------------------------------------------------------------------- models and data of ones own

@@ -16,7 +16,7 @@ from fake_cuda import cost
 from helpers.hardware import supports
 from helpers.prediction import CONTEXT
 from planner import candidates, recorded, search
-from planner.answer import ORDERS
+from planner.answer import ORDERS, PICTURES
 from planner.question import SMALL_LOGITS, Question, ask, blind_margin, find_card, known_cards
 from planner.script import script
 from planner.techniques import CHUNKED_LOSS, KINDS, LIGER, ON_THE_HOST, SMALLEST, WAYS, Plan
@@ -135,7 +135,8 @@ def template(question: Question, plan: Plan) -> str:
 def marked(model: str, card: str) -> Question:
     """The question in which each number is a mark."""
     batch = MARKS["micro_batch"] * MARKS["accumulation"]
-    return ask(model, card, length=MARKS["length"], batch=batch)
+    length = None if ask(model, card).workload.task == PICTURES else MARKS["length"]
+    return ask(model, card, length=length, batch=batch)
 
 
 def said_of(model: str) -> dict:
@@ -158,7 +159,7 @@ def said_of(model: str) -> dict:
         "hub_id": question.hub_id,
         "task": question.workload.task,
         "parameters": question.workload.parameters(),
-        "vocabulary": config.vocab_size,
+        "vocabulary": getattr(config, "vocab_size", 0),
         "positions": getattr(config, "max_position_embeddings", None),
         "window": getattr(config, "sliding_window", None),
         "length": usual.workload.length,

@@ -20,13 +20,13 @@ from evidence.atlas.pace import CLIP, ONCE, PASSES, Pace
 from evidence.atlas.twins import Asked, Twins
 from fake_cuda import Card, NotSimulated
 from helpers.hardware import GIB, GPU, cards
+from helpers.tasks import CLASSIFY, PICTURES, TEXTS
 from planner.question import Question, ask
 from planner.techniques import Plan
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 SHORTEST = 512  # where each token is predicted
-LONGEST = 512  # where texts are classified
-CLASSIFIES = "text_classification"
+LONGEST = 512  # where texts are classified; a picture has as many tokens as it has
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 TOKENS = 65536  # of a micro-batch, at most
 FULL = "no card has as much"
@@ -63,8 +63,10 @@ def lengths_of(model: str) -> tuple[int, ...]:
     """Tokens of a sample that are asked of a model: within its positions, and all on one side of a
     window of its attention, if it has one. From the window on transformers gives attention a mask
     (`_ignore_causal_mask_sdpa` in masking_utils.py), which no twin of a shorter sample has."""
-    workload = ask(model, FAMILIES["ampere"].card, length=LENGTHS[0], batch=1).workload
-    config, classifies = workload.config, workload.task == CLASSIFIES
+    workload = ask(model, FAMILIES["ampere"].card).workload
+    if workload.task == PICTURES:
+        return (workload.length,)
+    config, classifies = workload.config, workload.task == TEXTS
     least, most = (LENGTHS[0], LONGEST) if classifies else (SHORTEST, LENGTHS[-1])
     positions = getattr(config, "max_position_embeddings", None) or most
     window = getattr(config, "sliding_window", None) or math.inf
@@ -82,12 +84,12 @@ def all_points(model: str) -> list[Point]:
 def seeds_of(question: Question, point: Point) -> Seeds:
     """The micro-batches that tell of another one.
 
-    Each is itself where texts are classified: sums over few tokens, such as the gradient of a bias,
-    take no memory of their own, and over more they do, which does not grow as a line
-    (`fake_cuda.scratch`). Where attention is written out, one sample is not laid out as more are.
+    Each is itself where texts or pictures are classified: sums over few tokens, such as the
+    gradient of a bias, take no memory of their own, and over more they do, which does not grow as a
+    line (`fake_cuda.scratch`). Where attention is written out, one sample is not laid out as more are.
     """
     alone = Seeds.only(point)
-    if question.workload.task == CLASSIFIES:
+    if question.workload.task in CLASSIFY:
         return alone
     if point.micro_batch > 1 or question.skeleton.config._attn_implementation != "eager":
         return SEEDS

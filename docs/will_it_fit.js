@@ -15,6 +15,7 @@
   const TASKS = {
     text_classification: " that classifies texts",
     image_classification: " that classifies pictures",
+    speech_recognition: " that writes down 30 seconds of sound",
   };
   const loaded = {};
   const field = (name) => form.elements.namedItem(name); // "length" is also a property
@@ -188,7 +189,7 @@
     row("needs", `${gib(one.need)} of ${gib(asked.card.memory)}`);
     if (one.seconds) {
       const [middle, low, high] = [one.seconds, one.high, one.low].map((n) => pace(asked, n));
-      row(pictures(asked.model) ? "pictures/s" : "tokens/s", `${middle} (${low} to ${high})`);
+      row(`${unit(asked.model) || "tokens"}/s`, `${middle} (${low} to ${high})`);
       row("limited by", one.limit);
     }
     row("price", one.known.price);
@@ -212,11 +213,13 @@
     });
   }
 
-  // A picture has as many tokens as it has, whatever is chosen for texts; and pictures are counted.
+  // A picture has as many tokens as it has, whatever is chosen for texts. Whole samples are counted
+  // of pictures and sound, tokens of texts.
   const pictures = (model) => model.task === "image_classification";
+  const unit = (model) => index.samples[model.task];
   const lengthOf = (model, chosen) => (pictures(model) ? model.lengths[0] : chosen);
   const pace = (asked, seconds) =>
-    twoDigits((asked.batch * (pictures(asked.model) ? 1 : asked.length)) / seconds);
+    twoDigits((asked.batch * (unit(asked.model) ? 1 : asked.length)) / seconds);
 
   const HEAD = ["memory", "first recipe that fits", "micro-batch", "needs", "tokens/s"];
 
@@ -228,8 +231,8 @@
     const cells = [size, recorded(own) ? "nothing" : "not recorded here", "", "", ""];
     if (one) {
       const batches = `${one.microBatch} x ${one.accumulation}`;
-      const unit = pictures(own.model) ? " pictures" : "";
-      const speed = one.seconds ? pace(own, one.seconds) + unit : "unknown";
+      const counted = unit(own.model) ? ` ${unit(own.model)}` : "";
+      const speed = one.seconds ? pace(own, one.seconds) + counted : "unknown";
       cells.splice(1, 4, one.name, batches, gib(one.need), speed);
     }
     const shown = cells.map((cell) => element("td", cell));

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import huggingface_hub
 from transformers import AutoConfig, PreTrainedConfig
 
+from fake_cuda.units import PICTURES, SPEECH, TEXTS, TOKENS
+
 from .hardware import GIB, data_file, describe, gib, suggest
 
 REMEMBERED = 60  # seconds for which an answer of the hub, or none, is taken for the next one's
@@ -52,11 +54,16 @@ def find_model(name: str) -> Found:
 
 def usual_task(size: str) -> str:
     """The task of a model that is named without one: its head's, or else a classifier's."""
-    heads = () if size in ("auto", "large", "tiny") else find_model(size).config.architectures or ()
+    if size in ("auto", "large", "tiny"):
+        return TEXTS
+    config = find_model(size).config
+    heads = config.architectures or ()
+    if config.model_type == "whisper":
+        return SPEECH
     if any(head.endswith("ForImageClassification") for head in heads):
-        return "image_classification"
+        return PICTURES
     decoder = any(head.endswith(("ForCausalLM", "LMHeadModel")) for head in heads)
-    return "language_modelling" if decoder else "text_classification"
+    return TOKENS if decoder else TEXTS
 
 
 def picked(task: str) -> tuple[str, str]:

@@ -12,10 +12,12 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
+from fake_cuda.units import PICTURES, SPEECH, titled
+
 from .hardware import own_file
 from .models import find_model, picked, reachable, usual_task
 from .own_data import with_data
-from .tasks import CONFIGS, MODELS, PICTURES, Pictures, one_sample, picture_tokens, refuse
+from .tasks import MODELS, beside_texts, loss_of_step, one_sample, refuse, refuse_model
 from .tiny import CACHE, pretrain, random_tokens, standard_library, tiny_config
 from .trainers import new_trainer
 
@@ -23,7 +25,6 @@ LARGE = {  # name in data/configs, where the weights are, tokens in a sample
     "text_classification": ("bert-large-uncased", "google-bert/bert-large-uncased", 512),
     "language_modelling": ("tinyllama-1.1b", "TinyLlama/TinyLlama_v1.1", 2048),
 }
-MORE_THAN_TEXT = "{} has parts beside that for texts: give a script that trains it, by --script"
 OFFLINE = "random weights, because the hub cannot be reached: memory and speed are the same"
 
 
@@ -33,8 +34,9 @@ class Workload:
 
     `config` describes the model, `weights` is where pretrained ones come from (None: random),
     `data` returns the data set of a split, "train" or "test", in training order: samples are
-    `input_ids` of `length` tokens and `labels` (a class, or the tokens themselves), or
-    `pixel_values`, which the model reads as `length` tokens, and their class.
+    `input_ids` of `length` tokens and `labels` (a class, or the tokens themselves). Or they are
+    `pixel_values`, which the model reads as `length` tokens, and their class; or `input_features`,
+    30 seconds of sound, and `labels` of `length` tokens.
     """
 
     name: str
@@ -51,7 +53,7 @@ class Workload:
 
     @property
     def title(self) -> str:
-        return f"{self.name}, {self.length:,} tokens{' a picture' * (self.task == PICTURES)}"
+        return titled(self.name, self.task, self.length)
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -79,6 +81,8 @@ class Workload:
                 raise ValueError(f"{self.weights} holds damaged weights: {remedy}") from error
         else:
             model = auto.from_config(config, dtype=torch.float32)
+        if self.task == SPEECH:
+            model = loss_of_step(model)
         model.loss_type = model.loss_type or "ForCausalLM"  # which GPT-2's class name does not tell
         # PEFT asks for it by the old name, and a reader can do nothing about that.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
@@ -174,6 +178,17 @@ def image_classification(size: str, **options) -> Workload:
     return workload(size, PICTURES, **options)
 
 
+def speech_recognition(size: str, **options) -> Workload:
+    """Write down what is said, with a Whisper.
+
+    Args:
+        size: as in `image_classification`, such as whisper-small; it trains on random sound of the
+            30 seconds that it reads.
+        options: `length` of a text in tokens, 448 at most; `seed`.
+    """
+    return workload(size, SPEECH, **options)
+
+
 def workload(
     size: str,
     task: str | None = None,
@@ -218,15 +233,10 @@ def large(task: str, length: int | None) -> Workload:
 def named(task: str, name: str, length: int | None, usual: int | None = None) -> Workload:
     """A model by its name, on random tokens: as many as asked for, or as it usually reads."""
     config, weights, name = find_model(name)
-    if type(config) not in CONFIGS[task]:
-        if config.sub_configs:
-            raise ValueError(MORE_THAN_TEXT.format(name))
-        raise ValueError(f"{name} is not a model for {task.replace('_', ' ')}")
-    if task == PICTURES:
-        return of_pictures(name, config, weights, length)
+    refuse_model(name, task, config)
+    if task in (PICTURES, SPEECH):
+        return Workload(name, task, config, *beside_texts(name, task, config, length), weights)
     usual = usual or LARGE[task][2]
-    if not hasattr(config, "vocab_size"):  # that of a part, such as `text_config`
-        raise ValueError(MORE_THAN_TEXT.format(name))
     classify = task == "text_classification"
     if classify and getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # decoders classify by the last token that is not padding
@@ -238,12 +248,3 @@ def named(task: str, name: str, length: int | None, usual: int | None = None) ->
         raise ValueError(f"{name} reads {most} tokens at most")
     read = partial(random_tokens, classify, length, config.vocab_size)
     return Workload(name, task, config, length, read, weights)
-
-
-def of_pictures(name: str, config, weights, length: int | None) -> Workload:
-    """A model that classifies pictures, on random ones of the size that it reads."""
-    tokens = picture_tokens(config, name)
-    if length not in (None, tokens):
-        raise ValueError(f"{name} reads each picture as {tokens} tokens: leave the length out")
-    read = partial(Pictures, config)
-    return Workload(name, PICTURES, config, tokens, read, weights)

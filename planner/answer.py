@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from fake_cuda.cards import gib
+from fake_cuda.units import SAMPLES
 
 from .facts import Facts
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:  # they load torch, which what is recorded does not need
     from .question import Question
     from .techniques import Plan
 
-PICTURES = "image_classification"  # of helpers.tasks, which loads torch
 CHANGE, FASTEST, SMALLEST = "change", "fastest", "smallest"
 ORDERS = {  # of recipes, and what is said of an order that was asked for
     CHANGE: "",
@@ -151,10 +151,10 @@ class Fit:
         if recipe.tokens_per_second:
             pace = recipe.tokens_per_second, recipe.tokens_low, recipe.tokens_high
             workload = self.question.workload
-            pictures = workload.task == PICTURES
-            each = workload.length if pictures else 1
-            middle, low, high = (f"{_two_digits(tokens / each):,.0f}" for tokens in pace)
-            said[f"{'pictures' if pictures else 'tokens'}/s"] = f"{middle} ({low} to {high})"
+            unit = SAMPLES.get(workload.task, "tokens")
+            each = workload.length if workload.task in SAMPLES else 1
+            middle, low, high = (_two_digits(tokens / each) for tokens in pace)
+            said[f"{unit}/s"] = f"{middle} ({low} to {high})"
             said["limited by"] = recipe.facts.limited_by
         said |= {name: gib(size) for name, size in recipe.facts.by_category.items()}
         said["largest micro-batch"] = recipe.largest_micro_batch if self.recipes else "-"
@@ -215,5 +215,5 @@ class Fit:
         return json.dumps(told, indent=2)
 
 
-def _two_digits(number: float) -> float:
-    return float(f"{number:.2g}")
+def _two_digits(number: float) -> str:
+    return f"{float(f'{number:.2g}'):,.10g}"

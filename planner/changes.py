@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.checkpoint import checkpoint
 
 FIRST_OF_HEAD = "pre_classifier"  # of two layers
-# As peft names them; it has no name for the task of a model that classifies pictures.
+# As peft names them; it has none for models of pictures or of sound.
 PEFT_TASKS = {"language_modelling": "CAUSAL_LM", "text_classification": "SEQ_CLS"}
 
 
@@ -47,9 +47,10 @@ def in_backward(model, args):
     """Adafactor for each parameter when its gradient is ready, which is then dropped."""
     if args.gradient_accumulation_steps > 1:
         raise ValueError("each micro-batch would be a step of its own: do not accumulate")
-    schedule = torch.optim.SGD(model.parameters(), args.learning_rate)  # never sees a gradient
+    learn = [p for p in model.parameters() if p.requires_grad]
+    schedule = torch.optim.SGD(learn, args.learning_rate)  # never sees a gradient
     options = {"lr": args.learning_rate, "scale_parameter": False, "relative_step": False}
-    each = {p: transformers.Adafactor([p], **options) for p in model.parameters()}
+    each = {p: transformers.Adafactor([p], **options) for p in learn}
 
     def update(p):
         each[p].param_groups[0]["lr"] = schedule.param_groups[0]["lr"]
@@ -79,6 +80,8 @@ def adapters(model, targets="all-linear"):
 
 def head_of(model) -> dict:
     """What peft is told, so that a classifier's head learns whole, and that of a decoder not."""
+    if model.config.is_encoder_decoder:  # peft's own class for these wants `input_ids`
+        return {}
     if "ImageClassification" in type(model).__name__:
         head = [head_name(model)]
         return {"exclude_modules": head, "modules_to_save": head}

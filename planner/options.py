@@ -2,9 +2,10 @@
 
 import argparse
 
+from fake_cuda.units import TASKS
+
 from .terminal import NOTHING_FITS, Parser, amount, host, picture, version
 
-TASKS = ("text_classification", "language_modelling", "image_classification")  # of helpers.tasks
 ORDERS = ("change", "fastest", "smallest")  # of answer
 PARALLEL = ("ddp", "zero1", "fsdp2", "hsdp")  # of ranks
 

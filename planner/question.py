@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 import transformers
 
+from fake_cuda.units import TOKENS
 from helpers import hardware, own_data, workloads
 from helpers.hardware import GIB, GPU, data_file, gib, supports
 from helpers.prediction import CONTEXT
 from helpers.runs import load
 from helpers.settings import why_no_liger
-from helpers.tasks import TOKENS
 from helpers.workloads import Workload
 
 from .changes import stacks

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from fake_cuda.cards import GPU, cards
 from fake_cuda.files import data_file, own_file
+from fake_cuda.units import titled
 
-from .answer import CHANGE, PICTURES, Fit, Recipe
+from .answer import CHANGE, Fit, Recipe
 from .atlas import Asked, Found, unpacked
 from .facts import Facts
 
@@ -39,7 +40,7 @@ class Model(NamedTuple):
     @property
     def title(self) -> str:
         """As `Workload.title`."""
-        return f"{self.name}, {self.length:,} tokens{' a picture' * (self.task == PICTURES)}"
+        return titled(self.name, self.task, self.length)
 
 
 @dataclass(frozen=True)

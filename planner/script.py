@@ -6,9 +6,11 @@ import json
 import jinja2
 
 from fake_cuda.files import example_file
+from fake_cuda.units import CLASSIFY, PICTURES, SPEECH
 from helpers import workloads
 from helpers.hardware import versions
-from helpers.tasks import CLASSIFY, PICTURES, shape_of
+from helpers.tasks import loss_of_step, shape_of, sound_of
+from helpers.workloads import Workload
 
 from .changes import PEFT_TASKS, beside_experts, head_name, learn_whole, stack_names, stacks
 from .question import Question
@@ -40,7 +42,7 @@ def _values(question: Question, plan: Plan, micro_batch: int) -> dict[str, objec
         "torch": versions()["torch"].partition("+")[0],
         "packages": _packages(plan),
         "techniques": {technique.name for technique in plan.techniques},
-        "functions": _functions(plan, question.mixture),
+        "functions": _functions(plan, question.mixture, workload.task),
         "unpacked": question.unpacked,
         "mixture": question.mixture,
         "stacks": _stacks(question),
@@ -54,8 +56,9 @@ def _values(question: Question, plan: Plan, micro_batch: int) -> dict[str, objec
         "classifies": classifies,
         "learn_whole": json.dumps(learn_whole(question.skeleton)),
         "pictures": pictures,
-        "shape": ", ".join(map(str, shape_of(workload.config))) if pictures else "",
-        "pad_token": None if pictures else workload.config.pad_token_id,
+        "speech": workload.task == SPEECH,
+        "shape": _shape(workload),
+        "pad_token": getattr(workload.config, "pad_token_id", None),
         "length": workload.length,
         "label": 0 if classifies else f"[2] * {workload.length}",
         "samples": 2 * question.batch,
@@ -79,8 +82,15 @@ def _stacks(question: Question) -> str:
     return json.dumps(list(dict.fromkeys(ends)))
 
 
-def _functions(plan: Plan, mixture: bool) -> list[str]:
+def _shape(workload: Workload) -> str:
+    """Of the tensor that a sample is, beside its labels."""
+    of = {PICTURES: shape_of, SPEECH: sound_of}.get(workload.task)
+    return ", ".join(map(str, of(workload.config))) if of else ""
+
+
+def _functions(plan: Plan, mixture: bool, task: str) -> list[str]:
     """The source of what is pasted in front: what changes the model first, then its optimizer."""
     ordered = sorted(plan.techniques, key=lambda technique: technique.model is None)
     both = [t.functions + (t.mixture_functions if mixture else ()) for t in ordered]
-    return [inspect.getsource(function) for functions in both for function in functions]
+    first = [(loss_of_step,)] if task == SPEECH else []
+    return [inspect.getsource(function) for functions in first + both for function in functions]

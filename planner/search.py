@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+from fake_cuda.units import PICTURES
 from helpers.hardware import supports, versions
 from helpers.host import host_of
 
-from .answer import CHANGE, ORDERS, PICTURES, SMALLEST, Fit, Recipe, ordered
+from .answer import CHANGE, ORDERS, SMALLEST, Fit, Recipe, ordered
 from .candidates import Candidate, Candidates
 from .lengths import about_data, longest_sample
 from .predictions import Predictions, no_progress
@@ -144,8 +145,8 @@ def fit(
     Args:
         model: a name in `data/configs`, a hub id or a local folder.
         gpu: a card of `data/gpus.csv`, or a size such as "16GiB".
-        task: "language_modelling", "text_classification" or "image_classification"; guessed from
-            the model if None.
+        task: one of `helpers.units.TASKS`, such as "language_modelling"; guessed from the model if
+            None.
         length: tokens of a sample.
         batch: samples of an optimizer step.
         data: a file or data set with texts, to read for their lengths.

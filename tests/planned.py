@@ -4,7 +4,7 @@ import torch
 import transformers
 
 from helpers.hardware import GIB
-from helpers.workloads import image_classification, language_modelling
+from helpers.workloads import image_classification, language_modelling, speech_recognition
 from planner.facts import Facts
 from planner.predictions import Predictions
 from planner.question import Question, find_card
@@ -41,9 +41,20 @@ def saved_vision(folder, **options) -> str:
     return str(folder)
 
 
+def saved_speech(folder) -> str:
+    size = {"d_model": 64, "vocab_size": 257, "num_mel_bins": 8, "init_std": 0.2}
+    for part in ("encoder", "decoder"):
+        size |= {f"{part}_layers": 2, f"{part}_attention_heads": 4, f"{part}_ffn_dim": 128}
+    most = {"max_source_positions": 16, "max_target_positions": 64}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "decoder_start_token_id": 2}
+    config = transformers.WhisperConfig(**size, **most, **special, begin_suppress_tokens=None)
+    transformers.WhisperForConditionalGeneration(config).save_pretrained(folder)
+    return str(folder)
+
+
 def question(model, task=language_modelling, gpu="RTX 4090", length=16, **options) -> Question:
     options = {"batch": 2, "margin": 0.03, "hub_id": model} | options
-    length = {} if task is image_classification else {"length": length}
+    length = {} if task in (image_classification, speech_recognition) else {"length": length}
     return Question(task(model, **length), find_card(gpu), **options)
 
 
@@ -68,9 +79,14 @@ def formula(predictions, plan, micro_batch, *, layers=(), length=0):
 
 def samples(asked: Question) -> list[dict]:
     """Four samples of unlike lengths and numbers of labels; half of one is a text of its own. Or
-    four pictures."""
+    four pictures; or sound with texts that are filled up."""
     if asked.workload.task == "image_classification":
         return [asked.workload.data("train")[k] | {"labels": torch.tensor(k % 2)} for k in range(4)]
+    if asked.workload.task == "speech_recognition":
+        found = [asked.workload.data("train")[k] for k in range(4)]
+        for sample, counted in zip(found, LABELS, strict=True):
+            sample["labels"][counted:] = -100
+        return found
     random, found = torch.Generator().manual_seed(0), []
     for n, counted in enumerate(LABELS):
         length = PROMPT + counted + n
@@ -87,7 +103,7 @@ def samples(asked: Question) -> list[dict]:
 
 def padded(rows: list[dict]) -> dict:
     """A batch with its mask, padded on the left; without positions of its own on the right."""
-    if "pixel_values" in rows[0]:
+    if "input_ids" not in rows[0]:
         return transformers.default_data_collator(rows)
     side = "left" if "position_ids" in rows[0] else "right"
     batch, columns = {}, {"input_ids": 0, "labels": -100, "position_ids": 0, "attention_mask": 0}

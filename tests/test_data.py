@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
+    AutoModelForSpeechSeq2Seq,
 )
 
 from evidence import adapter_steps, picture, schemas, scoreboard, small_batches
@@ -73,6 +74,9 @@ PARAMETERS = {
     "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
     "vit-large-patch16-224": 304_326_632,
+    "whisper-small": 241_734_912,
+    "whisper-large-v3": 1_543_490_560,
+    "whisper-large-v3-turbo": 808_878_080,
     "qwen2.5-3b": 3_085_938_688,
     "qwen2.5-7b": 7_615_616_512,
     "qwen2.5-14b": 14_770_033_664,
@@ -422,6 +426,8 @@ def test_configuration_gives_the_published_count(name):
     head = written["architectures"][0]
     if head.endswith("ForImageClassification"):
         auto = AutoModelForImageClassification
+    elif written["model_type"] == "whisper":
+        auto = AutoModelForSpeechSeq2Seq
     elif head.endswith("ForConditionalGeneration"):
         auto = AutoModelForImageTextToText
     elif head.endswith("ForMaskedLM"):

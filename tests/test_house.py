@@ -23,7 +23,7 @@ HELPERS = {
     "models": {"hardware"},
     "tiny": {"hardware"},
     "tasks": {"hardware"},
-    "trainers": {"hardware", "tasks"},
+    "trainers": {"hardware"},
     "own_data": {"models", "tiny"},
     "workloads": {"hardware", "models", "tasks", "tiny", "own_data", "trainers"},
     "host": {"hardware"},

@@ -49,7 +49,7 @@ ASKED_WRONGLY = (
     "a length of {} tokens is impossible",
     '"tiny" has data of its own',
     '{} has no size "{}"',
-    "pictures of your own are not read here",
+    "{} of your own are not read here",
     "{} reads each picture as {} tokens",
     'pretrained=True is for size "tiny"',
     "{} is not a model for {}",

@@ -20,12 +20,13 @@ from helpers import (
     language_modelling,
     models,
     own_data,
+    speech_recognition,
     text_classification,
     tiny,
     train,
     workloads,
 )
-from planned import saved_vision
+from planned import saved_speech, saved_vision
 
 
 # ----------------------------------------------------------------------------------------- learning
@@ -293,6 +294,7 @@ def test_cached_weights_need_no_lock_and_are_for_everyone(course, trainings, mon
         ("llama-3.2-1b", "language_modelling"),
         ("gpt2", "language_modelling"),
         ("vit-large-patch16-224", "image_classification"),
+        ("whisper-small", "speech_recognition"),
     ],
 )
 def test_the_usual_task_is_that_of_the_model(size, task):
@@ -343,6 +345,20 @@ def test_accumulated_pictures_have_the_gradient_of_one_batch(tmp_path):
     assert (several - one).norm() < 1e-4 * one.norm()
 
 
+def test_a_whisper_trains_on_thirty_seconds_and_a_text(tmp_path):
+    saved_speech(tmp_path)
+    workload = speech_recognition(str(tmp_path), length=8)
+    assert workload.title.endswith("8 tokens and 30 s of sound")
+    assert speech_recognition(str(tmp_path)).length == 64  # as many as it reads
+    first = workload.data("train")[0]
+    shapes = [{k: (v.shape, v.dtype) for k, v in one.items()} for one in (first, workload.sample())]
+    assert shapes[0] == shapes[1] and shapes[0]["input_features"][0] == (8, 32)
+    with pytest.raises(IndexError):
+        workload.data("test")[64]
+    run = train(workload, max_steps=3, per_device_train_batch_size=2)
+    assert run.tokens_per_second == pytest.approx(8 * run.samples_per_second)
+
+
 @pytest.mark.parametrize("kind", ("Swin", "ResNet", "ConvNext"))
 def test_a_model_without_tokens_of_one_width_is_one_sentence(kind, tmp_path):
     getattr(transformers, f"{kind}Config")().save_pretrained(tmp_path)
@@ -358,12 +374,28 @@ def test_a_model_without_tokens_of_one_width_is_one_sentence(kind, tmp_path):
         ("vit-large-patch16-224", {"data": "cats.csv"}, "pictures of your own"),
         ("tiny", {}, 'has no size "tiny": name a model'),
         ("gpt2", {}, "gpt2 is not a model for image classification"),
+        ("whisper-small", {}, "whisper-small is not a model for image classification"),
         ("qwen3-vl-4b", {}, "has parts beside that for texts"),
     ],
 )
 def test_what_cannot_be_asked_of_pictures_is_one_sentence(size, options, message):
     with pytest.raises(ValueError, match=message) as caught:
         image_classification(size, **options)
+    one_sentence(caught)
+
+
+@pytest.mark.parametrize(
+    "size, options, message",
+    [
+        ("whisper-small", {"length": 449}, "reads 448 tokens at most"),
+        ("whisper-small", {"data": "talks.csv"}, "recordings of your own"),
+        ("large", {}, 'has no size "large": name a model, such as whisper-small'),
+        ("vit-large-patch16-224", {}, "is not a model for speech recognition"),
+    ],
+)
+def test_what_cannot_be_asked_of_sound_is_one_sentence(size, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        speech_recognition(size, **options)
     one_sentence(caught)
 
 

@@ -13,10 +13,11 @@ from evidence.atlas import table
 from evidence.atlas.amounts import MiB
 from evidence.atlas.points import FAMILIES, FULL, LENGTHS, MICRO_BATCHES, TOKENS, lengths_of
 from fake_cuda import cost
+from fake_cuda.units import PICTURES, SAMPLES
 from helpers.hardware import supports
 from helpers.prediction import CONTEXT
 from planner import candidates, recorded, search
-from planner.answer import ORDERS, PICTURES
+from planner.answer import ORDERS
 from planner.question import SMALL_LOGITS, Question, ask, blind_margin, find_card, known_cards
 from planner.script import script
 from planner.techniques import CHUNKED_LOSS, KINDS, LIGER, ON_THE_HOST, SMALLEST, WAYS, Plan
@@ -107,6 +108,7 @@ def index() -> dict:
         "as_small": search.AS_SMALL,
         "orders": ORDERS,
         "limits": cost.KINDS,
+        "samples": SAMPLES,
         "smallest": SMALLEST.name,
         "kinds": [
             {"name": kind.name, "adapters": kind.adapters, "accumulates": kind.accumulates}

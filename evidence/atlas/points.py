@@ -19,8 +19,8 @@ from evidence.atlas.laws import Point, Seeds
 from evidence.atlas.pace import CLIP, ONCE, PASSES, Pace
 from evidence.atlas.twins import Asked, Twins
 from fake_cuda import Card, NotSimulated
+from fake_cuda.units import CLASSIFY, PICTURES, SPEECH, TEXTS
 from helpers.hardware import GIB, GPU, cards
-from helpers.tasks import CLASSIFY, PICTURES, TEXTS
 from planner.question import Question, ask
 from planner.techniques import Plan
 
@@ -84,12 +84,13 @@ def all_points(model: str) -> list[Point]:
 def seeds_of(question: Question, point: Point) -> Seeds:
     """The micro-batches that tell of another one.
 
-    Each is itself where texts or pictures are classified: sums over few tokens, such as the
-    gradient of a bias, take no memory of their own, and over more they do, which does not grow as a
-    line (`fake_cuda.scratch`). Where attention is written out, one sample is not laid out as more are.
+    Each is itself where texts or pictures are classified, or speech is written down: sums over few
+    tokens, such as the gradient of a bias, take no memory of their own, and over more they do,
+    which does not grow as a line (`fake_cuda.scratch`). Where attention is written out, one sample
+    is not laid out as more are.
     """
     alone = Seeds.only(point)
-    if question.workload.task in CLASSIFY:
+    if question.workload.task in (*CLASSIFY, SPEECH):
         return alone
     if point.micro_batch > 1 or question.skeleton.config._attn_implementation != "eager":
         return SEEDS

@@ -9,9 +9,9 @@ The page "Will it fit?" and `onegpu fit` read it (`planner.recorded`). The code 
 import json
 from dataclasses import asdict, dataclass
 
-from evidence.atlas import table
+from evidence.atlas import points, table
 from evidence.atlas.amounts import MiB
-from evidence.atlas.points import FAMILIES, FULL, LENGTHS, MICRO_BATCHES, TOKENS, lengths_of
+from evidence.atlas.points import FAMILIES, FULL, LENGTHS, MICRO_BATCHES, lengths_of
 from fake_cuda import cost
 from fake_cuda.units import PICTURES, SAMPLES
 from helpers.hardware import supports
@@ -99,7 +99,7 @@ def index() -> dict:
         "lengths": LENGTHS,
         "micro_batches": MICRO_BATCHES,
         "batches": BATCHES,
-        "tokens": TOKENS,
+        "tokens": points.MOST_TOKENS,
         "cards": [asdict(card) for card in named_cards()],
         "margin": blind_margin(),
         "small_logits": SMALL_LOGITS,
@@ -147,7 +147,7 @@ def said_of(model: str) -> dict:
     for family, recipes in table.read(model)["families"].items():
         question = marked(model, FAMILIES[family].card)
         offered = {t for way in question.ways() for t in way.techniques} & {LIGER, CHUNKED_LOSS}
-        whys = {name: points["why"] for name, points in recipes.items() if "why" in points}
+        whys = {name: own["why"] for name, own in recipes.items() if "why" in own}
         families[family] = {
             "spares": next((technique.name for technique in offered), ""),
             "without_liger": question.without_liger,
@@ -162,7 +162,7 @@ def said_of(model: str) -> dict:
         "task": question.workload.task,
         "parameters": question.workload.parameters(),
         "vocabulary": getattr(config, "vocab_size", 0),
-        "positions": getattr(config, "max_position_embeddings", None),
+        "positions": points.config_positions(config),
         "window": getattr(config, "sliding_window", None),
         "length": usual.workload.length,
         "lengths": lengths_of(model),

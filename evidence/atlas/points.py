@@ -19,16 +19,16 @@ from evidence.atlas.laws import Point, Seeds
 from evidence.atlas.pace import CLIP, ONCE, PASSES, Pace
 from evidence.atlas.twins import Asked, Twins
 from fake_cuda import Card, NotSimulated
-from fake_cuda.units import CLASSIFY, PICTURES, SPEECH, TEXTS
+from fake_cuda.units import PICTURES, TOKENS
 from helpers.hardware import GIB, GPU, cards
 from planner.question import Question, ask
 from planner.techniques import Plan
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 SHORTEST = 512  # where each token is predicted
-LONGEST = 512  # where texts are classified; a picture has as many tokens as it has
+LONGEST = 512  # of other texts; a picture has as many tokens as it has
 MICRO_BATCHES = (1, 2, 4, 8, 16)
-TOKENS = 65536  # of a micro-batch, at most
+MOST_TOKENS = 65536  # of a micro-batch
 FULL = "no card has as much"
 MOST = 190 * GIB  # no known card has as much
 # With one sample some tensors are laid out in a line that are not with more: two tell of more.
@@ -66,19 +66,25 @@ def lengths_of(model: str) -> tuple[int, ...]:
     workload = ask(model, FAMILIES["ampere"].card).workload
     if workload.task == PICTURES:
         return (workload.length,)
-    config, classifies = workload.config, workload.task == TEXTS
-    least, most = (LENGTHS[0], LONGEST) if classifies else (SHORTEST, LENGTHS[-1])
-    positions = getattr(config, "max_position_embeddings", None) or most
+    config = workload.config
+    least, most = (SHORTEST, LENGTHS[-1]) if workload.task == TOKENS else (LENGTHS[0], LONGEST)
+    positions = config_positions(config) or most
     window = getattr(config, "sliding_window", None) or math.inf
     if window > least:
         most = min(most, window - 1)
     return tuple(n for n in LENGTHS if least <= n <= min(most, positions))
 
 
+def config_positions(config) -> int | None:
+    """The most tokens of a text, which is Whisper's answer; None where nothing bounds them."""
+    names = ("max_target_positions", "max_position_embeddings")
+    return next((n for n in (getattr(config, name, None) for name in names) if n), None)
+
+
 def all_points(model: str) -> list[Point]:
     """Every micro-batch that is asked of a model."""
     found = [Point(length, n) for length in lengths_of(model) for n in MICRO_BATCHES]
-    return [point for point in found if point.tokens <= TOKENS]
+    return [point for point in found if point.tokens <= MOST_TOKENS]
 
 
 def seeds_of(question: Question, point: Point) -> Seeds:
@@ -90,7 +96,7 @@ def seeds_of(question: Question, point: Point) -> Seeds:
     is not laid out as more are.
     """
     alone = Seeds.only(point)
-    if question.workload.task in (*CLASSIFY, SPEECH):
+    if question.workload.task != TOKENS:
         return alone
     if point.micro_batch > 1 or question.skeleton.config._attn_implementation != "eager":
         return SEEDS

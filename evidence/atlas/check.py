@@ -15,6 +15,7 @@ from evidence.atlas import table
 from evidence.runs import Job
 from evidence.tables import DATA, replace_file, today
 from helpers.hardware import cards, versions
+from planner.atlas import ALLOCATED, SEVERAL
 from planner.techniques import Plan
 
 SET = "atlas-check"
@@ -43,14 +44,11 @@ def _all_of(model: str) -> list[tuple]:
     for family, recipes in table.read(model)["families"].items():
         for name, own in recipes.items():
             for row in own.get("points", []):
-                several = [1, 2] if len(row) > SINGLE else [1]
+                several = [1, 2] if len(row) > SEVERAL else [1]
                 for accumulation in several:
                     for card in own["seconds"]:
                         found.append((model, family, name, *row[:2], accumulation, card))
     return found
-
-
-SINGLE = 9  # columns of a point where a step can only have one micro-batch
 
 
 def from_the_atlas(key: tuple) -> dict:
@@ -59,7 +57,7 @@ def from_the_atlas(key: tuple) -> dict:
     own = table.read(model)["families"][family][recipe]
     at = next(k for k, r in enumerate(own["points"]) if r[:2] == [length, micro_batch])
     row, timed = own["points"][at], own["seconds"][card][at]
-    start = 2 if accumulation == 1 else SINGLE
+    start = ALLOCATED if accumulation == 1 else SEVERAL
     first, _, _, once, each, _ = timed
     seconds = first if accumulation == 1 else once + accumulation * each
     return dict(zip(WHAT, [row[start], row[start + 1], seconds], strict=True))

@@ -15,7 +15,7 @@ from evidence.atlas.laws import Point, Seeds, sizes_at
 from evidence.atlas.twins import seen
 from fake_cuda.replay import Events, replay
 from planner import recorded
-from planner.atlas import Asked, packed, unpacked
+from planner.atlas import ALLOCATED, SEVERAL, Asked, packed, unpacked
 from planner.command import parsed
 from planner.question import ask
 from planner.script import script
@@ -164,7 +164,7 @@ def test_a_step_that_classifies_is_that_of_a_full_prediction(tmp_path):
         key = str(tmp_path), "ampere", "full", length, n, accumulation, card
         at = next(k for k, row in enumerate(found["points"]) if row[:2] == [length, n])
         row, timed = found["points"][at], found["seconds"][card][at]
-        start = 2 if accumulation == 1 else check.SINGLE
+        start = ALLOCATED if accumulation == 1 else SEVERAL
         seconds = timed[0] if accumulation == 1 else timed[3] + accumulation * timed[4]
         told = full.prediction(key)
         assert row[start] == told["allocated_mib"] and row[start + 1] == told["reserved_mib"]

@@ -19,7 +19,7 @@ from evidence.atlas.laws import Point, Seeds
 from evidence.atlas.pace import CLIP, ONCE, PASSES, Pace
 from evidence.atlas.twins import Asked, Twins
 from fake_cuda import Card, NotSimulated
-from fake_cuda.units import PICTURES, TOKENS
+from fake_cuda.units import PICTURES, SPEECH, TOKENS
 from helpers.hardware import GIB, GPU, cards
 from planner.question import Question, ask
 from planner.techniques import Plan
@@ -72,7 +72,8 @@ def lengths_of(model: str) -> tuple[int, ...]:
     window = getattr(config, "sliding_window", None) or math.inf
     if window > least:
         most = min(most, window - 1)
-    return tuple(n for n in LENGTHS if least <= n <= min(most, positions))
+    found = tuple(n for n in LENGTHS if least <= n <= min(most, positions))
+    return (*found, workload.length) if workload.task == SPEECH else found  # and the usual one
 
 
 def config_positions(config) -> int | None:

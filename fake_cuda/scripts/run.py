@@ -256,9 +256,11 @@ def _evaluated(operations: list, since: int) -> bool:
 def _forget(folder: str) -> None:
     """What libraries remember of the machine, and modules that have names of the script's own."""
     forget_machine()
-    for name in list(sys.modules):
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if "site-packages" in file or file.startswith(sys.base_prefix):
+            continue  # before a look at any file: these are thousands
         own = Path(folder, name.split(".")[0])
-        file = getattr(sys.modules[name], "__file__", None) or ""
-        if (own.is_dir() or own.with_suffix(".py").is_file()) and "site-packages" not in file:
-            if not file.startswith(sys.base_prefix) and not name.startswith("fake_cuda"):
+        if own.is_dir() or own.with_suffix(".py").is_file():
+            if not name.startswith("fake_cuda"):
                 del sys.modules[name]

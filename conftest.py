@@ -38,6 +38,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="this machine has no CUDA device"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.path.suffix == ".ipynb":  # before nbval starts its kernel
+        import warm_kernels
+
+        warm_kernels.start_for(item.path)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def short_collections() -> None:
     """What stands before a file's tests stays out of garbage collection: imports and everything

@@ -5,20 +5,22 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
 
 import warm
+import warm_kernels
 
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there it is Python itself")
 TELLS = "import os, sys; print(os.getcwd(), os.environ['MINE'], sys.argv[1:], __name__)"
 
 
-def ran(*arguments, **options):
-    return subprocess.run(
-        [warm.executable(), *arguments], capture_output=True, text=True, timeout=120, **options
-    )
+def ran(*arguments, program=None, **options):
+    command = [program or warm.executable(), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 
 
 @pytest.mark.parametrize("way", ["-c", "-m", "file"])
@@ -57,3 +59,24 @@ def test_it_ends_with_what_stands_for_it(number):
 def test_libraries_are_there_and_nothing_of_the_one_before_is():
     code = "import sys, torch; print('transformers' in sys.modules, hasattr(torch, 'mine'))"
     assert [ran("-c", f"{code}; torch.mine = 1").stdout for _ in range(2)] == ["True False\n"] * 2
+
+
+@pytest.mark.parametrize("name, warm", [
+    ("12_parameter_efficient_fine_tuning", True),
+    ("solutions/12_parameter_efficient_fine_tuning", True),
+    ("solutions/19_mixture_of_experts", False),  # asks for `device` alone
+    ("solutions/08_data_loading", False),
+])  # fmt: skip
+def test_a_kernel_has_loaded_nothing_that_its_notebook_does_not_ask_for(name, warm):
+    assert warm_kernels.loads_them(NOTEBOOKS / f"{name}.ipynb") == warm
+
+
+def test_what_a_kernel_has_loaded_was_told_that_it_is_one_and_asks_again_now():
+    code = """
+import sys, IPython, transformers.trainer
+print(transformers.trainer.DEFAULT_PROGRESS_CALLBACK.__name__, "helpers.prediction" in sys.modules)
+print({m.get_ipython for m in list(sys.modules.values()) if "get_ipython" in vars(m)}
+      == {IPython.get_ipython})
+"""
+    done = ran("-c", code, program=warm.executable(*warm_kernels.LOADED))
+    assert done.stdout == "NotebookProgressCallback True\nTrue\n", done.stderr

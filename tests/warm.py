@@ -23,19 +23,23 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
+from unittest.mock import patch
 
 from warm_client import LENGTH
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = ("fake_cuda.scripts.run", "helpers.training", "accelerate.commands.launch")
 LIBRARIES += ("torch.distributed.launcher.api", "torch.distributed.fsdp", "datasets")
+IN_A_KERNEL = "ipykernel.kernelapp"  # loaded first, it has the others load as in a notebook
 
 
 # ------------------------------------------------------------------------------- in the test
 @cache
-def executable() -> str:
-    """The program, whose server starts now and ends with this process; Python elsewhere."""
+def executable(*libraries: str) -> str:
+    """The program, whose server starts now and ends with this process; Python elsewhere.
+    It has these loaded, or LIBRARIES."""
     if sys.platform != "linux":
         return sys.executable
     folder = tempfile.TemporaryDirectory(prefix="warm")
@@ -48,7 +52,7 @@ def executable() -> str:
     # Without a card: what CUDA starts would not survive a fork.
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     server = subprocess.Popen(
-        [sys.executable, __file__, socket_file, program],
+        [sys.executable, __file__, socket_file, program, *(libraries or LIBRARIES)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
@@ -74,10 +78,9 @@ class Running(NamedTuple):
     caller: socket.socket
 
 
-def serve(socket_file: str, program: str) -> None:
+def serve(socket_file: str, program: str, *libraries: str) -> None:
     """Fork for each who asks, until standard input closes."""
-    for library in LIBRARIES:
-        import_module(library)
+    _load(libraries)
     gc.freeze()
     sys.executable = program  # what is started starts others
     door = socket.socket(socket.AF_UNIX)
@@ -102,6 +105,21 @@ def serve(socket_file: str, program: str) -> None:
     for one in running:
         os.kill(one.pid, signal.SIGKILL)
     os._exit(0)
+
+
+def _load(libraries: tuple[str, ...]) -> None:
+    """Some ask while they load whether they are in a notebook, by IPython's shell."""
+    if IN_A_KERNEL not in libraries:
+        list(map(import_module, libraries))
+        return
+    import IPython
+
+    shell, real = SimpleNamespace(config={"IPKernelApp": {}}), IPython.get_ipython
+    with patch("IPython.get_ipython", lambda: shell) as asked:
+        list(map(import_module, libraries))
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get("get_ipython") is asked:
+                module.get_ipython = real
 
 
 def _ended(one: Running) -> None:

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers.models.llama import modeling_llama
 
-from planned import padded, question, samples
+from planned import SHAPE, padded, question, samples, saved_decoder
 from planner.question import Question
 from planner.techniques import KINDS
 from test_planner_script import answers, by_hand, check_method, distance
@@ -20,13 +20,14 @@ from test_planner_script import decoder, pasted  # noqa: F401  fixtures
 
 FULL = "full, Liger kernels"
 HOST = "LoRA, checkpoints on the host, Liger kernels"
+CHANGED = "apply_rotary_pos_emb", "LlamaRMSNorm", "LlamaMLP"  # of all models, not of one alone
 NAMES = (
     FULL,
     HOST,
     "full in bf16, Adafactor in backward, checkpointing, Liger kernels",
     "QLoRA, checkpointing, Liger kernels",
 )
-PLAIN_ROTATION = modeling_llama.apply_rotary_pos_emb
+PLAIN = {name: getattr(modeling_llama, name) for name in CHANGED}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +41,25 @@ class InFloat32(Question):
 
 @pytest.fixture(autouse=True)
 def plain_before_and_after(monkeypatch):
-    """Liger changes how all models of a kind rotate; the interpreter takes a time per token."""
-    monkeypatch.setattr("planned.PROMPT", 8)
-    monkeypatch.setattr("planned.LABELS", (16, 8, 3, 1))
-    assert modeling_llama.apply_rotary_pos_emb is PLAIN_ROTATION
+    """Liger changes parts of all models of a kind; the interpreter takes a time per token."""
+    monkeypatch.setattr("planned.PROMPT", 7)
+    monkeypatch.setattr("planned.LABELS", (8, 4, 2, 1))
+    assert all(getattr(modeling_llama, name) is part for name, part in PLAIN.items())
     yield
-    modeling_llama.apply_rotary_pos_emb = PLAIN_ROTATION
+    make_plain()
+
+
+def make_plain():
+    for name, part in PLAIN.items():
+        setattr(modeling_llama, name, part)
+
+
+@pytest.fixture(scope="module")
+def one_layer(tmp_path_factory):
+    """Enough for what is said of the loss."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SHAPE, "num_hidden_layers", 1)
+        return saved_decoder(tmp_path_factory.mktemp("one_layer"))
 
 
 def in_float32(model) -> Question:
@@ -73,8 +87,8 @@ def test_gradient_and_method_are_those_of_the_recipe(name, decoder, pasted):  # 
         assert forward.__module__.startswith("liger_kernel.")
 
 
-def test_in_float32_the_gradient_is_the_same(decoder, pasted):  # noqa: F811
-    asked = in_float32(decoder)
+def test_in_float32_the_gradient_is_the_same(one_layer, pasted):  # noqa: F811
+    asked = in_float32(one_layer)
     plain, ran = wanted(asked), pasted(asked, FULL, 2)
     assert distance(ran.gradients, plain) < 1e-4
     model = ran.names["trainer"].model
@@ -84,9 +98,9 @@ def test_in_float32_the_gradient_is_the_same(decoder, pasted):  # noqa: F811
     torch.testing.assert_close(answers(again, ran.batch), answers(model, ran.batch), **in_16_bits)
 
 
-def test_a_mean_over_each_micro_batch_would_be_seen(decoder, pasted):  # noqa: F811
+def test_a_mean_over_each_micro_batch_would_be_seen(one_layer, pasted):  # noqa: F811
     """As in versions that do not tell Liger how many labels a step has."""
-    asked, line = in_float32(decoder), "model.config.use_cache = False\n"
+    asked, line = in_float32(one_layer), "model.config.use_cache = False\n"
 
     def edit(text):
         return text.replace(line, f"{line}model.accepts_loss_kwargs = False\n")
@@ -95,11 +109,11 @@ def test_a_mean_over_each_micro_batch_would_be_seen(decoder, pasted):  # noqa: F
     assert distance(pasted(asked, FULL, 2, edit).gradients, plain) > 0.05
 
 
-def test_label_smoothing_is_kept(decoder, pasted):  # noqa: F811
+def test_label_smoothing_is_kept(one_layer, pasted):  # noqa: F811
     """Trainer computes it from logits, which then are all made: so says the script."""
-    asked, smooth = in_float32(decoder), "    label_smoothing_factor=0.1,\n)\ntrainer"
+    asked, smooth = in_float32(one_layer), "    label_smoothing_factor=0.1,\n)\ntrainer"
     with_liger = pasted(asked, FULL, 2, lambda text: text.replace(")\ntrainer", smooth, 1))
-    modeling_llama.apply_rotary_pos_emb = PLAIN_ROTATION
+    make_plain()
     plain = pasted(asked, "full", 2, lambda text: text.replace(")\ntrainer", smooth, 1))
     assert distance(with_liger.gradients, plain.gradients) < 1e-4
     assert distance(with_liger.gradients, wanted(asked)) > 0.01

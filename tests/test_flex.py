@@ -223,7 +223,7 @@ def test_a_bias_that_is_trained_is_planned_where_its_function_is_compiled_as_a_w
 SCRIPT = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, vocab_size=99,
+config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=1, vocab_size=99,
     num_attention_heads=4, num_key_value_heads=2, attn_implementation="{}")
 model = LlamaForCausalLM(config).to("cuda", torch.bfloat16)
 compiled = ({})(model)

@@ -31,7 +31,7 @@ from planned import saved_speech, saved_vision
 
 # ----------------------------------------------------------------------------------------- learning
 def test_the_language_model_learns_more_than_which_bytes_are_frequent():
-    workload = language_modelling("tiny", length=64)
+    workload = language_modelling("tiny", length=32)
     counts = np.bincount(np.asarray(workload.data("train")["input_ids"]).ravel(), minlength=257)
     shares = counts[counts > 0] / counts.sum()
     unigram = -(shares * np.log(shares)).sum()
@@ -45,14 +45,14 @@ def test_the_language_model_learns_more_than_which_bytes_are_frequent():
 
 
 def test_the_classifier_learns_more_than_which_class_is_frequent():
-    workload = text_classification("tiny", length=64)
+    workload = text_classification("tiny", length=48)
     labels = np.asarray(workload.data("test")["labels"])
     majority = np.bincount(labels).max() / len(labels)
 
     def accuracy(trainer):
         return trainer.evaluate()["eval_accuracy"]
 
-    run = train(workload, max_steps=300, per_device_train_batch_size=16, after=accuracy)
+    run = train(workload, max_steps=200, per_device_train_batch_size=16, after=accuracy)
     assert run.after > 2 * majority
 
 

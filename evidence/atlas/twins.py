@@ -186,5 +186,5 @@ class Twins(NamedTuple):
         found = {point: of(point, deep) for point in questions}
         near, far, wide = (found[point] for point in seeds)
         shallow = near if whole else of(seeds.near, depth.shallow)
-        tied = bool(config.tie_word_embeddings)
+        tied = bool(getattr(config, "tie_word_embeddings", False))  # pictures have no words
         return cls(shallow, near, far, collated_like(wide, near), more, tied)

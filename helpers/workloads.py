@@ -199,10 +199,10 @@ def workload(
 ) -> Workload:
     """The workload of a task, or of a model's usual one; the rest as in `text_classification`."""
     task = task or usual_task(size)
-    refuse(task, size, data, length)
     note = ""
-    if size == "auto":
+    if size == "auto" and task in LARGE:
         size, note = picked(task)
+    refuse(task, size, data, length)
     if size != "tiny" and pretrained:
         raise ValueError('pretrained=True is for size "tiny"; other models bring their weights')
     if size == "tiny":

@@ -524,6 +524,13 @@ def test_bad_options_are_one_sentence(make, message, monkeypatch):
     assert message in one_sentence(caught)
 
 
+def test_data_do_not_go_with_a_tiny_model_that_was_picked(monkeypatch):
+    monkeypatch.setattr(workloads, "picked", lambda task: ("tiny", ""))
+    with pytest.raises(ValueError, match="has data of its own") as caught:
+        text_classification(data="texts.csv")
+    one_sentence(caught)
+
+
 @pytest.mark.parametrize(
     "name, content, message",
     [

@@ -131,6 +131,7 @@ def stacks(model) -> dict[str, list[str]]:
     """The parts of a mixture that hold all experts' weights as one parameter, and its names.
 
     Such a parameter has three dimensions, and a router stands beside it: a score of each expert.
+    One expert is none: so a vision transformer keeps the tokens that it adds.
     Where 4 bits have packed it, it says itself that it was changed.
     """
     found = {}
@@ -141,7 +142,8 @@ def stacks(model) -> dict[str, list[str]]:
             found[name] = list(part.parametrizations)
             continue
         block = model.get_submodule(name.rpartition(".")[0])
-        own = {key: p for key, p in part.named_parameters(recurse=False) if p.dim() == 3}
+        own = dict(part.named_parameters(recurse=False))
+        own = {key: p for key, p in own.items() if p.dim() == 3 and len(p) > 1}
         flat = {p.shape for p in block.parameters() if p.dim() == 2} if own else ()
         if any((p.shape[0], width) in flat for p in own.values() for width in p.shape[1:]):
             found[name] = list(own)

@@ -73,6 +73,16 @@ def test_a_micro_batch_without_labels_counts_nothing(decoder):
     assert loss.item() == 0
 
 
+@pytest.mark.parametrize("kind", ("ViT", "DeiT", "Beit", "Dinov2", "Dinov2WithRegisters", "IJepa"))
+def test_the_tokens_that_a_vision_transformer_adds_are_no_experts(kind):
+    """DINOv2 keeps one that stands for a class and one for what is hidden, as one expert would."""
+    told = {"image_size": 32, "patch_size": 8, "architectures": [f"{kind}ForImageClassification"]}
+    config = getattr(transformers, f"{kind}Config")(**SHAPE, **told)
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageClassification.from_config(config)
+    assert changes.stacks(model) == {}
+
+
 def small(config):
     """The same kind of model with two narrow layers; None where the head is no mere product."""
     shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, head_dim=16)

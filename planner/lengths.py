@@ -20,7 +20,8 @@ def longest_sample(predictions: Predictions, plan: Plan) -> int:
     """The longest sample in tokens that fits with a micro-batch of one; 0 if none does."""
     single = predictions.with_batch(1)
     config, room = predictions.question.workload.config, predictions.question.card.memory
-    most = getattr(config, "max_position_embeddings", None) or 2**20
+    kinds = "max_position_embeddings", "max_target_positions"  # the second is of texts of sound
+    most = next(filter(None, (getattr(config, name, None) for name in kinds)), 2**20)
     near, far = min(SHORT, most // 2), min(LONG, most)
     low, high = (single.estimate(plan, 1, length=tokens).need for tokens in (near, far))
     slope = max(1.0, (high - low) / (far - near))  # bytes of a token

@@ -17,7 +17,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from helpers import hardware
 from helpers.hardware import GIB
 from helpers.prediction import CONTEXT
-from planned import formula, question, saved_decoder
+from helpers.workloads import speech_recognition
+from planned import formula, question, saved_decoder, saved_speech
 from planner import fit
 from planner.answer import ORDERS
 from planner.candidates import Candidates
@@ -187,6 +188,11 @@ def test_a_card_without_bf16_gets_no_16_bit_weights(decoder, by_formula):
     assert found.question.precision == "fp16" and "fp16=True" in found.recipes[-1].code
     search = Search(Predictions(found.question))
     assert search.candidates.of(Plan.named("full in bf16").kind) == []
+
+
+def test_the_longest_text_of_a_whisper_has_as_many_tokens_as_it_reads(tmp_path):
+    asked = question(saved_speech(tmp_path), speech_recognition)
+    assert longest_sample(Predictions(asked, keep=False), Plan.named("LoRA")) == 64
 
 
 def test_the_longest_is_found_where_the_twins_see_no_slope(monkeypatch):

@@ -145,7 +145,7 @@ def fit(
     Args:
         model: a name in `data/configs`, a hub id or a local folder.
         gpu: a card of `data/gpus.csv`, or a size such as "16GiB".
-        task: one of `helpers.units.TASKS`, such as "language_modelling"; guessed from the model if
+        task: one of `fake_cuda.units.TASKS`, such as "language_modelling"; guessed from the model if
             None.
         length: tokens of a sample.
         batch: samples of an optimizer step.

@@ -60,7 +60,7 @@ def usual_task(size: str) -> str:
     heads = config.architectures or ()
     if config.model_type == "whisper":
         return SPEECH
-    if any(head.endswith("ForImageClassification") for head in heads):
+    if any("ForImageClassification" in head for head in heads):
         return PICTURES
     decoder = any(head.endswith(("ForCausalLM", "LMHeadModel")) for head in heads)
     return TOKENS if decoder else TEXTS

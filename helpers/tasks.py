@@ -33,6 +33,8 @@ NO_TOKENS = (
     "{} does not read a picture as tokens of one width: give a script that trains it, by --script"
 )
 
+NO_LOSS = "{} has no loss of its own, but a teacher: give a script that trains it, by --script"
+
 
 def refuse(task: str, size: str, data, length: int | None) -> None:
     """ValueError for a workload that cannot be, whatever the model is."""
@@ -55,6 +57,8 @@ def refuse_model(name: str, task: str, config: PreTrainedConfig) -> None:
         raise ValueError(MORE_THAN_TEXT.format(name))
     if not fits:
         raise ValueError(f"{name} is not a model for {task.replace('_', ' ')}")
+    if any(head.endswith("WithTeacher") for head in config.architectures or ()):
+        raise ValueError(NO_LOSS.format(name))
 
 
 def one_sample(task: str, config, length: int, masked: bool) -> dict[str, torch.Tensor]:
@@ -100,10 +104,10 @@ def picture_tokens(config: PreTrainedConfig, name: str) -> int:
         ValueError: a model of another kind, such as a ResNet or a Swin.
     """
     with torch.device("meta"):
-        model = transformers.AutoModel.from_config(copy.deepcopy(config))
-        try:
+        try:  # there may be no such model without its head, or it may need another library
+            model = transformers.AutoModel.from_config(copy.deepcopy(config))
             found = model.embeddings(torch.zeros(1, *shape_of(config)))
-        except (AttributeError, TypeError) as error:
+        except (AttributeError, TypeError, ValueError, ImportError) as error:
             raise ValueError(NO_TOKENS.format(name)) from error
     found = found[0] if isinstance(found, tuple) else found
     layers = getattr(config, "num_hidden_layers", None)

@@ -359,7 +359,16 @@ def test_a_whisper_trains_on_thirty_seconds_and_a_text(tmp_path):
     assert run.tokens_per_second == pytest.approx(8 * run.samples_per_second)
 
 
-@pytest.mark.parametrize("kind", ("Swin", "ResNet", "ConvNext"))
+def test_a_model_with_a_teacher_is_one_sentence(tmp_path):
+    """It answers twice and has no loss; its name is another one than that of all the others."""
+    told = {"architectures": ["DeiTForImageClassificationWithTeacher"]}
+    transformers.DeiTConfig(**told).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has no loss of its own.*--script") as caught:
+        workloads.workload(str(tmp_path))
+    one_sentence(caught)
+
+
+@pytest.mark.parametrize("kind", ("Swin", "ResNet", "ConvNext", "PPLCNet", "TimmWrapper"))
 def test_a_model_without_tokens_of_one_width_is_one_sentence(kind, tmp_path):
     getattr(transformers, f"{kind}Config")().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="does not read a picture as tokens.*--script") as caught:

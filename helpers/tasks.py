@@ -179,7 +179,7 @@ def loss_of_step(model):
         config, first = model.config, labels.new_full((len(labels), 1), 0)
         before = torch.cat([first + config.decoder_start_token_id, labels[:, :-1]], 1)
         before = before.masked_fill(before == -100, config.pad_token_id)
-        out = whole(input_features, decoder_input_ids=before, **others)
+        out = whole(input_features, **({"decoder_input_ids": before} | others))
         logits = out.logits.flatten(0, 1).float()
         total = F.cross_entropy(logits, labels.flatten(), reduction="sum")
         if num_items_in_batch is None:  # Trainer counts the labels of all micro-batches of a step

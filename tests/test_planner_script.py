@@ -10,6 +10,7 @@ import transformers
 from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
 from helpers.runs import load
+from helpers.tasks import loss_of_step
 from helpers.workloads import (
     image_classification,
     language_modelling,
@@ -17,6 +18,7 @@ from helpers.workloads import (
     text_classification,
 )
 from planned import (
+    SHAPE,
     padded,
     question,
     samples,
@@ -25,6 +27,7 @@ from planned import (
     saved_speech,
     saved_vision,
 )
+from planner.predictions import Predictions
 from planner.question import ask
 from planner.script import script
 from planner.techniques import KINDS, LIGER, WAYS, Plan
@@ -273,6 +276,32 @@ def test_whispers_own_loss_is_seen(speech, pasted):
     own = "model = loss_of_step(model)", "model.accepts_loss_kwargs = False"
     ran = pasted(asked, "full", 2, lambda text: text.replace(*own))
     assert distance(ran.gradients, by_hand(asked, "full", ran.batch)) > 0.1
+
+
+def test_what_a_collator_gives_whispers_decoder_is_taken(speech):
+    """As Whisper itself does: who smooths labels has to, for Trainer keeps them from the model."""
+    model = loss_of_step(transformers.AutoModelForSpeechSeq2Seq.from_pretrained(speech))
+    batch = padded(samples(question(speech, speech_recognition)))
+    alone = model(**batch)
+    others = inputs_of(model, batch)["decoder_input_ids"].roll(1)
+    given = model(**batch, decoder_input_ids=others)
+    assert given["loss"] != alone["loss"] and given.logits.shape == alone.logits.shape
+
+
+@pytest.mark.parametrize("kind", ("full in bf16", "LoRA", "QLoRA"))
+@pytest.mark.parametrize("model", ("Dinov2", "Dinov2WithRegisters"))
+def test_the_code_of_other_vision_transformers(model, kind, tmp_path, pasted):
+    """The tokens that they add are taken for no experts."""
+    size = SHAPE | dict(image_size=32, patch_size=8, num_labels=3, initializer_range=0.2)
+    quiet = {"hidden_dropout_prob": 0.0, "drop_path_rate": 0.0}
+    config = getattr(transformers, f"{model}Config")(**size, **quiet)
+    folder = tmp_path / "model"
+    transformers.AutoModelForImageClassification.from_config(config).save_pretrained(folder)
+    asked = question(str(folder), image_classification, batch=4)
+    ran = pasted(asked, kind, 2)
+    check_method(ran.names["trainer"].model, ran.names["trainer"], kind)
+    assert distance(ran.gradients, by_hand(asked, kind, ran.batch)) < 0.03
+    assert Predictions(asked, keep=False).predict(Plan.named(kind), 2).peak_allocated > 0
 
 
 @pytest.mark.parametrize("kind", ("LoRA", "QLoRA"))

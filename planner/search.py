@@ -145,8 +145,8 @@ def fit(
     Args:
         model: a name in `data/configs`, a hub id or a local folder.
         gpu: a card of `data/gpus.csv`, or a size such as "16GiB".
-        task: one of `fake_cuda.units.TASKS`, such as "language_modelling"; guessed from the model if
-            None.
+        task: one of `fake_cuda.units.TASKS`, such as "language_modelling"; guessed from the model
+            if None.
         length: tokens of a sample.
         batch: samples of an optimizer step.
         data: a file or data set with texts, to read for their lengths.

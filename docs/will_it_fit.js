@@ -391,7 +391,8 @@
     fill("card", index.cards.map((card) => card.name));
     fill("order", Object.keys(index.orders), (name) => ORDERS[name]);
     form.addEventListener("change", () => {
-      const asked = new URLSearchParams(new FormData(form));
+      // Not FormData: it leaves out what is disabled, and this change may be what enables it.
+      const asked = new URLSearchParams(Object.keys(FIRST).map((name) => [name, field(name).value]));
       history.replaceState(null, "", "#" + asked);
       answer();
     });

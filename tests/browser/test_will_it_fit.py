@@ -56,7 +56,10 @@ def link(address: str, question: dict) -> str:
 def asked(question: dict) -> Asked:
     index = data("index")
     card = next(card for card in index["cards"] if card["name"] == question["card"])
-    return Asked(index, data(question["model"]), card, question["length"], question["batch"])
+    model, length = data(question["model"]), question["length"]
+    if model["task"] == "image_classification":  # whatever is chosen for texts
+        length = model["lengths"][0]
+    return Asked(index, model, card, length, question["batch"])
 
 
 def command_answers(question: dict):
@@ -136,6 +139,20 @@ def test_a_question_is_asked_by_keyboard_and_becomes_a_link(window, address):
     window.keyboard.press("Tab")
     assert "order=fastest" in window.url
     assert "The fastest is first." in window.locator("#fit-state").inner_text()
+
+
+def test_a_length_stays_in_the_link_after_a_model_of_pictures(window, address):
+    """Its field is disabled for such a model, and what is disabled is no part of a form's data."""
+    names = data("index")["models"]
+    found = [name for name in names if data(name)["task"] == "image_classification"]
+    if not found:
+        pytest.skip("no model of pictures is recorded")
+    visit(window, link(address, questions()[0] | {"model": "gpt2", "length": 512}))
+    model, length = (window.locator(f"#fit select[name={name}]") for name in ("model", "length"))
+    model.select_option(found[0])
+    window.wait_for_function("document.querySelector('#fit select[name=length]').disabled")
+    model.select_option("gpt2")
+    assert "length=512" in window.url and length.input_value() == "512"
 
 
 def test_the_code_is_the_planners(window, address):

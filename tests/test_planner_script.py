@@ -278,6 +278,19 @@ def test_whispers_own_loss_is_seen(speech, pasted):
     assert distance(ran.gradients, by_hand(asked, "full", ran.batch)) > 0.1
 
 
+def test_a_whispers_labels_begin_after_the_first_token(speech):
+    """The model puts it before all labels, and so twice where a processor's stand as they are."""
+    assert "without <|startoftranscript|>" in script(ask(speech, batch=1), Plan.named("full"), 1)
+    model = loss_of_step(transformers.AutoModelForSpeechSeq2Seq.from_pretrained(speech))
+    batch, seen = padded(samples(question(speech, speech_recognition))), []
+    model.model.decoder.register_forward_pre_hook(
+        lambda _, args, options: seen.append(options["input_ids"]), with_kwargs=True
+    )
+    model(**batch)
+    assert torch.equal(seen[0], inputs_of(model, batch)["decoder_input_ids"])
+    assert set(seen[0][:, 0].tolist()) == {model.config.decoder_start_token_id}
+
+
 def test_what_a_collator_gives_whispers_decoder_is_taken(speech):
     """As Whisper itself does: who smooths labels has to, for Trainer keeps them from the model."""
     model = loss_of_step(transformers.AutoModelForSpeechSeq2Seq.from_pretrained(speech))

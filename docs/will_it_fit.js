@@ -221,7 +221,7 @@
   const pace = (asked, seconds) =>
     twoDigits((asked.batch * (unit(asked.model) ? 1 : asked.length)) / seconds);
 
-  const HEAD = ["memory", "first recipe that fits", "micro-batch", "needs", "tokens/s"];
+  const HEAD = ["memory", "first recipe that fits", "micro-batch", "needs", "a second"];
 
   const recorded = (asked) => asked.family && asked.model.lengths.includes(asked.length);
 
@@ -231,8 +231,8 @@
     const cells = [size, recorded(own) ? "nothing" : "not recorded here", "", "", ""];
     if (one) {
       const batches = `${one.microBatch} x ${one.accumulation}`;
-      const counted = unit(own.model) ? ` ${unit(own.model)}` : "";
-      const speed = one.seconds ? pace(own, one.seconds) + counted : "unknown";
+      const counted = unit(own.model) || "tokens";
+      const speed = one.seconds ? `${pace(own, one.seconds)} ${counted}` : "unknown";
       cells.splice(1, 4, one.name, batches, gib(one.need), speed);
     }
     const shown = cells.map((cell) => element("td", cell));

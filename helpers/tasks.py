@@ -29,6 +29,7 @@ CONFIGS = {  # the descriptions that a task's class of models takes
 A_MODEL = {PICTURES: "vit-large-patch16-224", SPEECH: "whisper-small"}
 OWN_DATA = "{} of your own are not read here: the script of onegpu fit --code takes them"
 MORE_THAN_TEXT = "{} has parts beside that for texts: give a script that trains it, by --script"
+NO_CAST = "{} takes pictures in the type of its weights alone: give a script, by --script"
 NO_TOKENS = (
     "{} does not read a picture as tokens of one width: give a script that trains it, by --script"
 )
@@ -53,12 +54,15 @@ def refuse(task: str, size: str, data, length: int | None) -> None:
 def refuse_model(name: str, task: str, config: PreTrainedConfig) -> None:
     """ValueError for a model that cannot be trained for a task."""
     fits = type(config) in CONFIGS[task]
-    if config.sub_configs and (not fits or not hasattr(config, "vocab_size")):  # it is a part's
+    others = set(config.sub_configs) - {"text_config", "encoder", "decoder"}  # pictures, sound
+    if config.sub_configs and not hasattr(config, "vocab_size") or others and not fits:
         raise ValueError(MORE_THAN_TEXT.format(name))
     if not fits:
         raise ValueError(f"{name} is not a model for {task.replace('_', ' ')}")
     if any(head.endswith("WithTeacher") for head in config.architectures or ()):
         raise ValueError(NO_LOSS.format(name))
+    if config.model_type == "beit":
+        raise ValueError(NO_CAST.format(name))
 
 
 def one_sample(task: str, config, length: int, masked: bool) -> dict[str, torch.Tensor]:

@@ -80,11 +80,11 @@ def adapters(model, targets="all-linear"):
 
 def head_of(model) -> dict:
     """What peft is told, so that a classifier's head learns whole, and that of a decoder not."""
-    if model.config.is_encoder_decoder:  # peft's own class for these wants `input_ids`
-        return {}
     if "ImageClassification" in type(model).__name__:
         head = [head_name(model)]
         return {"exclude_modules": head, "modules_to_save": head}
+    if hasattr(model.config, "num_mel_bins"):  # peft's own class for Whisper's kind wants tokens
+        return {}
     classifies = "SequenceClassification" in type(model).__name__
     task = PEFT_TASKS["text_classification" if classifies else "language_modelling"]
     return {"exclude_modules": learn_whole(model), "task_type": task}

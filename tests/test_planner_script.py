@@ -269,6 +269,9 @@ def test_the_code_of_a_model_of_sound_keeps_its_promise(kind, way, speech, paste
     check_method(ran.names["trainer"].model, ran.names["trainer"], name)
     assert distance(ran.gradients, by_hand(asked, kind, ran.batch)) < 0.03
     check_saved(ran, asked, name, kind, transformers.AutoModelForSpeechSeq2Seq)
+    model = ran.names["model"].eval()  # writes down what it hears, as the last line says
+    heard = ran.batch["input_features"].to(model.device, model.dtype)
+    assert model.generate(heard, max_new_tokens=3).shape[0] == 4
 
 
 def test_whispers_own_loss_is_seen(speech, pasted):

@@ -304,7 +304,7 @@ def test_the_usual_task_is_that_of_the_model(size, task):
 # --------------------------------------------------------------------------------------- pictures
 @pytest.mark.parametrize(
     "kind, tokens",  # of 32 x 32 in patches of 8, and those that a model adds
-    [("ViT", 17), ("DeiT", 18), ("Beit", 17), ("Dinov2WithRegisters", 16 + 5), ("IJepa", 16)],
+    [("ViT", 17), ("DeiT", 18), ("ViTMSN", 17), ("Dinov2WithRegisters", 16 + 5), ("IJepa", 16)],
 )
 def test_a_vision_transformer_trains_on_pictures_of_its_own_size(kind, tokens, tmp_path):
     size = dict(image_size=32, patch_size=8, num_channels=1, num_labels=3)
@@ -365,6 +365,13 @@ def test_a_model_with_a_teacher_is_one_sentence(tmp_path):
     transformers.DeiTConfig(**told).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has no loss of its own.*--script") as caught:
         workloads.workload(str(tmp_path))
+    one_sentence(caught)
+
+
+def test_a_model_that_casts_no_pictures_is_one_sentence(tmp_path):
+    transformers.BeitConfig().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="takes pictures in the type of its weights") as caught:
+        image_classification(str(tmp_path))
     one_sentence(caught)
 
 

@@ -26,7 +26,7 @@ SIZES = (8, 10, 12, 16, 24, 32, 40, 48, 64, 80, 96)  # GiB, of a card that is no
 BATCHES = (1, 2, 4, 8, 16, 32, 64)  # samples of a step
 # Numbers that stand in no script by themselves, in place of those of a question; each model reads
 # as many tokens.
-MARKS = {"length": 467, "micro_batch": 1009, "accumulation": 1013}
+MARKS = {"length": 443, "micro_batch": 1009, "accumulation": 1013}
 LESSONS = {  # that teach a technique, by its name
     "8-bit AdamW": "07_optimizers",
     "Adafactor": "07_optimizers",

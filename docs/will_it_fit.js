@@ -15,7 +15,7 @@
   const TASKS = {
     text_classification: " that classifies texts",
     image_classification: " that classifies pictures",
-    speech_recognition: " that writes down 30 seconds of sound",
+    speech_recognition: " that writes down 30 seconds of sound in as many tokens as it can",
   };
   const loaded = {};
   const field = (name) => form.elements.namedItem(name); // "length" is also a property
@@ -213,11 +213,10 @@
     });
   }
 
-  // A picture has as many tokens as it has, whatever is chosen for texts. Whole samples are counted
-  // of pictures and sound, tokens of texts.
-  const pictures = (model) => model.task === "image_classification";
+  // Pictures and sound are counted in whole samples, of the one length that is recorded, whatever is
+  // chosen for texts; of these tokens are counted.
   const unit = (model) => index.samples[model.task];
-  const lengthOf = (model, chosen) => (pictures(model) ? model.lengths[0] : chosen);
+  const lengthOf = (model, chosen) => (unit(model) ? model.lengths[0] : chosen);
   const pace = (asked, seconds) =>
     twoDigits((asked.batch * (unit(asked.model) ? 1 : asked.length)) / seconds);
 
@@ -290,7 +289,7 @@
   function command(asked) {
     const card = `"${asked.card.name}"`;
     const order = asked.order === FIRST.order ? "" : ` --order ${asked.order}`;
-    const length = pictures(asked.model) ? "" : ` --length ${asked.length}`;
+    const length = unit(asked.model) ? "" : ` --length ${asked.length}`;
     return `onegpu fit --model ${asked.model.model} --gpu ${card}${length} --batch ${asked.batch}` + order;
   }
 
@@ -366,7 +365,7 @@
       const card = index.cards.find((one) => one.name === field("card").value);
       const [chosen, batch, order] = [+field("length").value, +field("batch").value, field("order").value];
       const length = lengthOf(model, chosen);
-      field("length").disabled = pictures(model);
+      field("length").disabled = Boolean(unit(model));
       show({ model, card, family: model.families[card.family], length, chosen, batch, order });
     } catch (error) {
       place.replaceChildren();

@@ -19,14 +19,14 @@ from evidence.atlas.laws import Point, Seeds
 from evidence.atlas.pace import CLIP, ONCE, PASSES, Pace
 from evidence.atlas.twins import Asked, Twins
 from fake_cuda import Card, NotSimulated
-from fake_cuda.units import PICTURES, SPEECH, TOKENS
+from fake_cuda.units import SAMPLES, TOKENS
 from helpers.hardware import GIB, GPU, cards
 from planner.question import Question, ask
 from planner.techniques import Plan
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 SHORTEST = 512  # where each token is predicted
-LONGEST = 512  # of other texts; a picture has as many tokens as it has
+LONGEST = 512  # of other texts
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 MOST_TOKENS = 65536  # of a micro-batch
 FULL = "no card has as much"
@@ -64,7 +64,7 @@ def lengths_of(model: str) -> tuple[int, ...]:
     window of its attention, if it has one. From the window on transformers gives attention a mask
     (`_ignore_causal_mask_sdpa` in masking_utils.py), which no twin of a shorter sample has."""
     workload = ask(model, FAMILIES["ampere"].card).workload
-    if workload.task == PICTURES:
+    if workload.task in SAMPLES:  # of sound the longest text
         return (workload.length,)
     config = workload.config
     least, most = (SHORTEST, LENGTHS[-1]) if workload.task == TOKENS else (LENGTHS[0], LONGEST)
@@ -72,8 +72,7 @@ def lengths_of(model: str) -> tuple[int, ...]:
     window = getattr(config, "sliding_window", None) or math.inf
     if window > least:
         most = min(most, window - 1)
-    found = tuple(n for n in LENGTHS if least <= n <= min(most, positions))
-    return (*found, workload.length) if workload.task == SPEECH else found  # and the usual one
+    return tuple(n for n in LENGTHS if least <= n <= min(most, positions))
 
 
 def config_positions(config) -> int | None:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -40,10 +41,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.path.suffix == ".ipynb":  # before nbval starts its kernel
+    notebook = item.path if item.path.suffix == ".ipynb" else None
+    if notebook or "warm_kernels" in sys.modules:  # before nbval starts its kernel, and after
         import warm_kernels
 
-        warm_kernels.start_for(item.path)
+        warm_kernels.start_for(notebook)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -173,7 +173,7 @@ def test_auto_picks_tiny_on_a_cpu_and_says_so(monkeypatch):
 )
 def test_auto_picks_by_the_free_memory_of_a_card(build, free, name, monkeypatch):
     found = hardware.Hardware("cuda", "a card", 80 * 2**30, int(free * 2**30), (8, 0), (), {})
-    monkeypatch.setattr(workloads, "describe", lambda: found)
+    monkeypatch.setattr(models, "describe", lambda: found)
     workload = build()
     assert workload.name == name and "picked for cuda" in workload.note
 

@@ -21,13 +21,14 @@ def loads_them(notebook: Path) -> bool:
     return "predict" in names(python(rules.code(rules.read(notebook))[1])).bound
 
 
-def start_for(notebook: Path, usual: Callable = kernelspec.get_kernel_dict) -> None:
-    """Have nbval, which asks ipykernel how a kernel is started, start its kernel so."""
+def start_for(notebook: Path | None, usual: Callable = kernelspec.get_kernel_dict) -> None:
+    """Have nbval, which asks ipykernel how a kernel is started, start its kernel so; None: all
+    kernels as they usually are."""
     there = sys.platform == "linux" and not any(map(os.path.exists, CARDS))
 
     def get_kernel_dict() -> dict:
         found = usual()
-        if there and loads_them(notebook):
+        if there and notebook and loads_them(notebook):
             found["argv"][0] = warm.executable(*LOADED)
         return found
 

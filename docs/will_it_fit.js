@@ -306,6 +306,7 @@
     }
     if (!asked.family) {
       state.replaceChildren(`Nothing is recorded for ${asked.card.name} here. `, ...whole);
+      place.append(allCards(asked), allModels(asked));
       return;
     }
     if (!recorded(asked)) {
@@ -317,6 +318,7 @@
         ? `${model} has a window of ${count(window)} tokens, and nothing as long is recorded here. `
         : `${model} is recorded here for samples of ${least} to ${most} tokens. `;
       state.replaceChildren(why, ...whole);
+      place.append(allModels(asked));
       return;
     }
     const found = inOrder(asked);
@@ -331,6 +333,7 @@
     const miss = nearestMiss(asked);
     if (!miss) {
       state.replaceChildren(`${about}: nothing fits, nor a card that is recorded. `, ...whole);
+      place.append(allCards(asked), allModels(asked));
       return;
     }
     const small = smallestCard(asked, miss);

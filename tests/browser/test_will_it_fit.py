@@ -57,7 +57,7 @@ def asked(question: dict) -> Asked:
     index = data("index")
     card = next(card for card in index["cards"] if card["name"] == question["card"])
     model, length = data(question["model"]), question["length"]
-    if model["task"] == "image_classification":  # whatever is chosen for texts
+    if model["task"] in index["samples"]:  # whatever is chosen for texts
         length = model["lengths"][0]
     return Asked(index, model, card, length, question["batch"])
 

@@ -16,12 +16,22 @@ STEP = 0.98
 BACK = 0.9
 
 
+def positions(config) -> int | None:
+    """The most tokens of a text, which for Whisper is what it writes; None where nothing bounds it.
+
+    >>> from transformers import WhisperConfig
+    >>> positions(WhisperConfig())
+    448
+    """
+    names = "max_target_positions", "max_position_embeddings"
+    return next(filter(None, (getattr(config, name, None) for name in names)), None)
+
+
 def longest_sample(predictions: Predictions, plan: Plan) -> int:
     """The longest sample in tokens that fits with a micro-batch of one; 0 if none does."""
     single = predictions.with_batch(1)
     config, room = predictions.question.workload.config, predictions.question.card.memory
-    kinds = "max_position_embeddings", "max_target_positions"  # the second is of texts of sound
-    most = next(filter(None, (getattr(config, name, None) for name in kinds)), 2**20)
+    most = positions(config) or 2**20
     near, far = min(SHORT, most // 2), min(LONG, most)
     low, high = (single.estimate(plan, 1, length=tokens).need for tokens in (near, far))
     slope = max(1.0, (high - low) / (far - near))  # bytes of a token

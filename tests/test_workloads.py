@@ -383,35 +383,27 @@ def test_a_model_without_tokens_of_one_width_is_one_sentence(kind, tmp_path):
     one_sentence(caught)
 
 
-@pytest.mark.parametrize(
-    "size, options, message",
-    [
-        ("vit-large-patch16-224", {"length": 64}, "197 tokens: leave the length out"),
-        ("vit-large-patch16-224", {"data": "cats.csv"}, "pictures of your own"),
-        ("tiny", {}, 'has no size "tiny": name a model'),
-        ("gpt2", {}, "gpt2 is not a model for image classification"),
-        ("whisper-small", {}, "whisper-small is not a model for image classification"),
-        ("qwen3-vl-4b", {}, "has parts beside that for texts"),
-    ],
-)
-def test_what_cannot_be_asked_of_pictures_is_one_sentence(size, options, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        image_classification(size, **options)
-    one_sentence(caught)
+OF_PICTURES, OF_SOUND = image_classification, speech_recognition
 
 
 @pytest.mark.parametrize(
-    "size, options, message",
+    "task, size, options, message",
     [
-        ("whisper-small", {"length": 449}, "reads 448 tokens at most"),
-        ("whisper-small", {"data": "talks.csv"}, "recordings of your own"),
-        ("large", {}, 'has no size "large": name a model, such as whisper-small'),
-        ("vit-large-patch16-224", {}, "is not a model for speech recognition"),
+        (OF_PICTURES, "vit-large-patch16-224", {"length": 64}, "197 tokens: leave the length out"),
+        (OF_PICTURES, "vit-large-patch16-224", {"data": "cats.csv"}, "pictures of your own"),
+        (OF_PICTURES, "tiny", {}, 'has no size "tiny": name a model'),
+        (OF_PICTURES, "gpt2", {}, "gpt2 is not a model for image classification"),
+        (OF_PICTURES, "whisper-small", {}, "is not a model for image classification"),
+        (OF_PICTURES, "qwen3-vl-4b", {}, "has parts beside that for texts"),
+        (OF_SOUND, "whisper-small", {"length": 449}, "reads 448 tokens at most"),
+        (OF_SOUND, "whisper-small", {"data": "talks.csv"}, "recordings of your own"),
+        (OF_SOUND, "large", {}, 'has no size "large": name a model, such as whisper-small'),
+        (OF_SOUND, "vit-large-patch16-224", {}, "is not a model for speech recognition"),
     ],
 )
-def test_what_cannot_be_asked_of_sound_is_one_sentence(size, options, message):
+def test_what_cannot_be_asked_of_pictures_and_sound_is_one_sentence(task, size, options, message):
     with pytest.raises(ValueError, match=message) as caught:
-        speech_recognition(size, **options)
+        task(size, **options)
     one_sentence(caught)
 
 

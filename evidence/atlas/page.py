@@ -18,6 +18,7 @@ from helpers.hardware import supports
 from helpers.prediction import CONTEXT
 from planner import candidates, recorded, search
 from planner.answer import ORDERS
+from planner.lengths import positions
 from planner.question import SMALL_LOGITS, Question, ask, blind_margin, find_card, known_cards
 from planner.script import script
 from planner.techniques import CHUNKED_LOSS, KINDS, LIGER, ON_THE_HOST, SMALLEST, WAYS, Plan
@@ -162,7 +163,7 @@ def said_of(model: str) -> dict:
         "task": question.workload.task,
         "parameters": question.workload.parameters(),
         "vocabulary": getattr(config, "vocab_size", 0),
-        "positions": points.config_positions(config),
+        "positions": positions(config),
         "window": getattr(config, "sliding_window", None),
         "length": usual.workload.length,
         "lengths": lengths_of(model),

@@ -21,6 +21,7 @@ from evidence.atlas.twins import Asked, Twins
 from fake_cuda import Card, NotSimulated
 from fake_cuda.units import SAMPLES, TOKENS
 from helpers.hardware import GIB, GPU, cards
+from planner.lengths import positions
 from planner.question import Question, ask
 from planner.techniques import Plan
 
@@ -68,17 +69,11 @@ def lengths_of(model: str) -> tuple[int, ...]:
         return (workload.length,)
     config = workload.config
     least, most = (SHORTEST, LENGTHS[-1]) if workload.task == TOKENS else (LENGTHS[0], LONGEST)
-    positions = config_positions(config) or most
+    known = positions(config) or most
     window = getattr(config, "sliding_window", None) or math.inf
     if window > least:
         most = min(most, window - 1)
-    return tuple(n for n in LENGTHS if least <= n <= min(most, positions))
-
-
-def config_positions(config) -> int | None:
-    """The most tokens of a text, which is Whisper's answer; None where nothing bounds them."""
-    names = ("max_target_positions", "max_position_embeddings")
-    return next((n for n in (getattr(config, name, None) for name in names) if n), None)
+    return tuple(n for n in LENGTHS if least <= n <= min(most, known))
 
 
 def all_points(model: str) -> list[Point]:

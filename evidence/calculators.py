@@ -60,7 +60,7 @@ from evidence.decoder import WORDS, Decoder
 from evidence.litgpt_model import Model
 from evidence.sources import course, fms, litgpt, torchtune_packed
 from evidence.tables import DATA, ROOT, replace_file
-from helpers.workloads import MODELS
+from helpers.tasks import MODELS
 
 QUANTITIES = ("allocated", "active")  # of tensors; others count the driver's part too
 GUESSES = ("accelerate", "deepspeed", "sixteen_bytes", "formula")

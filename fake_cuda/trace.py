@@ -5,7 +5,7 @@ from itertools import groupby
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .card import Card
@@ -198,6 +198,17 @@ class Trace(TorchDispatchMode):
         if args[0].dtype == torch.bool:
             return False
         return 1.0 if args[0].is_floating_point() else 1
+
+    def listed(self, tensor):
+        """`tensor.tolist()`: the card is waited for once, since its values come in one copy
+        (torch/csrc/utils/tensor_list.cpp); a fake tensor would ask for each by itself."""
+        values = known(tensor)
+        if values is not None:
+            self.work.wait(self)
+            return values.tolist()
+        guess = self.number(aten._local_scalar_dense.default, (tensor,), {})
+        with _disable_current_modes():
+            return torch.full(tensor.shape, guess).tolist()
 
     def done(self, func, args, kwargs, out) -> None:
         """An operation was run: what it returned, and what it asked of the card."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils._pytree import tree_leaves
@@ -103,7 +104,8 @@ def watched(trace: Trace) -> Iterator[None]:
         trace.resized(storage)
 
     try:
-        with trace.here.replaced((torch.UntypedStorage, "resize_", resized)):
+        listed = (FakeTensor, "tolist", lambda tensor: trace.listed(tensor))
+        with trace.here.replaced((torch.UntypedStorage, "resize_", resized), listed):
             yield
     finally:
         for hook in hooks:

@@ -16,11 +16,12 @@ HOMES = {  # the public names of each module; `show` is one itself
     "runs": "Run compare load record",
     "show": "show",
     "training": "train",
-    "workloads": "Workload image_classification language_modelling speech_recognition "
+    "workload": "Workload",
+    "workloads": "image_classification image_text_to_text language_modelling speech_recognition "
     "text_classification",
 }
 __all__ = sorted(name for names in HOMES.values() for name in names.split())
-MODULES = {*HOMES, "host", "models", "own_data", "settings", "tasks", "tiny", "trainers"}
+MODULES = {*HOMES, *"host models own_data samples settings tasks tiny trainers".split()}
 
 
 def refuse_other_versions() -> None:

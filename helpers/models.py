@@ -11,10 +11,11 @@ from typing import NamedTuple
 import huggingface_hub
 from transformers import AutoConfig, PreTrainedConfig
 
-from fake_cuda.units import PICTURES, SPEECH, TEXTS, TOKENS
+from fake_cuda.units import PICTURES, SPEECH, TEXTS, TEXTS_AND_PICTURES, TOKENS
 
 from .hardware import GIB, data_file, describe, gib, suggest
 
+NAMED_BY_TYPE = {"whisper": SPEECH, "qwen3_vl": TEXTS_AND_PICTURES}  # not by a head's name
 REMEMBERED = 60  # seconds for which an answer of the hub, or none, is taken for the next one's
 
 
@@ -58,8 +59,8 @@ def usual_task(size: str) -> str:
         return TEXTS
     config = find_model(size).config
     heads = config.architectures or ()
-    if config.model_type == "whisper":
-        return SPEECH
+    if config.model_type in NAMED_BY_TYPE:
+        return NAMED_BY_TYPE[config.model_type]
     if any("ForImageClassification" in head for head in heads):
         return PICTURES
     decoder = any(head.endswith(("ForCausalLM", "LMHeadModel")) for head in heads)

@@ -25,7 +25,7 @@ from .host import host_of
 from .memory import spare_what_is_loaded
 from .runs import compare
 from .settings import arguments_for_two_steps, liger_note, todays
-from .workloads import Workload
+from .workload import Workload
 
 
 @dataclass(kw_only=True)

@@ -1,5 +1,6 @@
 """Keywords of `TrainingArguments`: today's names, and what is refused before a run."""
 
+import ast
 import importlib.util
 import inspect
 from collections.abc import Callable
@@ -136,16 +137,40 @@ def why_no_liger(model_type: str) -> str:
     apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type)
     if apply is None:
         return f"Liger has none for {model_type}"
+    if broken := _broken(apply):
+        return broken
     fused = inspect.signature(apply).parameters.get("fused_linear_cross_entropy")
     return "" if fused and fused.default else f"Liger has no fused loss for {model_type}"
 
 
 def liger_note(model_type: str) -> str:
-    """What has to be said of `use_liger_kernel=True` for a kind of model, such as "llama"."""
+    """What has to be said of `use_liger_kernel=True` for a kind of model, such as "llama".
+
+    Raises:
+        ValueError: training would end in an error.
+    """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
-    known = model_type in MODEL_TYPE_TO_APPLY_LIGER_FN
-    return "" if known else f"Liger has no kernels for {model_type}: the flag changes nothing."
+    apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type)
+    if apply is None:
+        return f"Liger has no kernels for {model_type}: the flag changes nothing."
+    if broken := _broken(apply):
+        raise ValueError(f"use_liger_kernel=True would end in an error, {broken}: leave it out")
+    return ""
+
+
+def _broken(apply: Callable) -> str:
+    """Why Liger's function for a kind of model cannot run, "" if it can: what it imports from Liger
+    when it is called may ask transformers for what was there at another time."""
+    found = ast.walk(ast.parse(inspect.getsource(apply)))
+    names = {node.module for node in found if isinstance(node, ast.ImportFrom)}
+    for name in sorted(name for name in names if name.startswith("liger_kernel")):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            why = str(error).partition(" from ")[0]
+            return f"Liger's {name.rpartition('.')[2]} does not fit this transformers ({why})"
+    return ""
 
 
 def _usual() -> dict[str, object]:

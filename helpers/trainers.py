@@ -8,14 +8,20 @@ import torch
 import transformers
 from transformers import Trainer, TrainingArguments
 
-from fake_cuda.units import CLASSIFY
+from fake_cuda.units import CLASSIFY, TEXTS_AND_PICTURES
 
 from .hardware import device
 
 
+# Of a stream Accelerate takes as many rows of each tensor as a batch has samples, so that it would
+# cut off patches (accelerate/data_loader.py: DataLoaderDispatcher).
+WHOLE_BATCHES = {"dispatch_batches": False}
+
+
 def usual_arguments(workload) -> dict:
     """What a run's `TrainingArguments` are unless told otherwise: nothing is saved or sent."""
-    return {
+    pictures = workload.task == TEXTS_AND_PICTURES
+    return ({"accelerator_config": WHOLE_BATCHES} if pictures else {}) | {
         "output_dir": str(Path(tempfile.gettempdir()) / "one-gpu-measured"),
         "save_strategy": "no",
         "report_to": "none",
@@ -52,6 +58,10 @@ def new_trainer(
         # These heads ignore the number of items that the Trainer hands them, so it would
         # multiply the gradient by the accumulation steps (transformers issue 47688, lesson 04).
         base.accepts_loss_kwargs = False
+    elif workload.task == TEXTS_AND_PICTURES:
+        # Its class says no, and its loss takes that number all the same: without it each
+        # micro-batch would weigh alike, however many labels it has.
+        base.accepts_loss_kwargs = True
     trainer = Trainer(
         model,
         args,

@@ -17,7 +17,8 @@ from .memory import accelerator_bytes, free, live_bytes, measure, spare_what_is_
 from .prediction import predict
 from .runs import Run
 from .settings import check_settings, todays
-from .workloads import OFFLINE, Workload
+from .workload import Workload
+from .workloads import OFFLINE
 
 WARM_UP = 2  # steps that are not timed: the first ones set up kernels and optimizer states
 STEPS = 12

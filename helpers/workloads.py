@@ -1,136 +1,23 @@
-"""What the lessons train: a model, its data and a collator, as one frozen value."""
+"""The workloads that there are: by task, and by the name of a model."""
 
-import copy
-import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import datasets
-import torch
-import transformers
-from safetensors import SafetensorError
+from fake_cuda.units import PICTURES, SPEECH, TEXTS_AND_PICTURES
 
-from fake_cuda.units import PICTURES, SPEECH, titled
-
-from .hardware import own_file
 from .models import find_model, picked, reachable, usual_task
 from .own_data import with_data
-from .tasks import MODELS, beside_texts, loss_of_step, one_sample, refuse, refuse_model
-from .tiny import CACHE, pretrain, random_tokens, standard_library, tiny_config
-from .trainers import new_trainer
+from .samples import IMAGE_SIZE, beside_texts
+from .tasks import refuse, refuse_model
+from .tiny import pretrain, random_tokens, standard_library, tiny_config
+from .workload import Workload
 
 LARGE = {  # name in data/configs, where the weights are, tokens in a sample
     "text_classification": ("bert-large-uncased", "google-bert/bert-large-uncased", 512),
     "language_modelling": ("tinyllama-1.1b", "TinyLlama/TinyLlama_v1.1", 2048),
 }
 OFFLINE = "random weights, because the hub cannot be reached: memory and speed are the same"
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A seeded model and its data.
-
-    `config` describes the model, `weights` is where pretrained ones come from (None: random),
-    `data` returns the data set of a split, "train" or "test", in training order: samples are
-    `input_ids` of `length` tokens and `labels` (a class, or the tokens themselves). Or they are
-    `pixel_values`, which the model reads as `length` tokens, and their class; or `input_features`,
-    30 seconds of sound, and `labels` of `length` tokens.
-    """
-
-    name: str
-    task: str
-    config: object
-    length: int
-    data: Callable[[str], datasets.Dataset]
-    weights: str | Path | None = None
-    note: str = ""
-    learning_rate: float = 5e-5
-    masked: bool = False  # samples carry an attention mask, because their lengths differ
-    changes: tuple[Callable, ...] = ()
-    seed: int = 0
-
-    @property
-    def title(self) -> str:
-        return titled(self.name, self.task, self.length)
-
-    @property
-    def changed(self) -> tuple[str, ...]:
-        return tuple(getattr(change, "__name__", "changed") for change in self.changes)
-
-    def __str__(self) -> str:
-        return self.title + (f" ({self.note})" if self.note else "")
-
-    def with_model(self, change: Callable) -> "Workload":
-        """The same workload with `change(model)` applied to each new model: peft, quantization."""
-        return replace(self, changes=(*self.changes, change))
-
-    def model(self, pretrained: bool = True) -> torch.nn.Module:
-        """A new model in float32, in training mode; the same weights each time."""
-        transformers.set_seed(self.seed)
-        auto, config = MODELS[self.task], copy.deepcopy(self.config)
-        if pretrained and self.weights is not None:
-            # Since transformers 5 a checkpoint's own precision is kept unless told otherwise.
-            options = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
-            try:
-                model = auto.from_pretrained(self.weights, **options)
-            except SafetensorError as error:
-                ours = own_file(folder=CACHE) in Path(self.weights).parents
-                remedy = "delete that folder, it is made anew" if ours else "save or fetch it again"
-                raise ValueError(f"{self.weights} holds damaged weights: {remedy}") from error
-        else:
-            model = auto.from_config(config, dtype=torch.float32)
-        if self.task == SPEECH:
-            model = loss_of_step(model)
-        model.loss_type = model.loss_type or "ForCausalLM"  # which GPT-2's class name does not tell
-        # PEFT asks for it by the old name, and a reader can do nothing about that.
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
-        for change in self.changes:
-            model = change(model)
-            if not isinstance(model, torch.nn.Module):
-                raise ValueError("a function given to with_model must return the model")
-        return model.train()
-
-    def parameters(self) -> int:
-        """How many parameters the model has, before `with_model` changes it; nothing is built."""
-        with torch.device("meta"):
-            return MODELS[self.task].from_config(copy.deepcopy(self.config)).num_parameters()
-
-    # Samples as one batch: tensors of [batch, length], [batch] for class labels, and
-    # [batch, channels, height, width] for pictures.
-    collate = staticmethod(transformers.default_data_collator)
-
-    def dataloader(self, n: int) -> torch.utils.data.DataLoader:
-        """Batches of n samples in the order in which `train` sees them, for a loop of your own."""
-        return torch.utils.data.DataLoader(
-            self.data("train"), batch_size=n, collate_fn=self.collate, drop_last=True
-        )
-
-    def sample(self) -> dict[str, torch.Tensor]:
-        """What stands for each sample where only its shape counts: made without the data."""
-        return one_sample(self.task, self.config, self.length, self.masked)
-
-    def trainer(
-        self,
-        optimizer: Callable | None = None,
-        pretrained: bool = True,
-        data: Iterable | None = None,
-        evaluation: Iterable | None = None,
-        **arguments,
-    ) -> transformers.Trainer:
-        """The `Trainer` that `train` runs and `predict` runs on fake tensors.
-
-        Args:
-            optimizer: a function (model, args) that returns an optimizer.
-            pretrained: whether the model's weights are loaded, where it has any.
-            data: samples to train on instead of the workload's own.
-            evaluation: samples to evaluate on instead of the workload's own.
-            arguments: keywords of `TrainingArguments`.
-        """
-        train = self.data("train") if data is None else data
-        test = self.data("test") if evaluation is None else evaluation
-        return new_trainer(self, optimizer, pretrained, train, test, arguments)
 
 
 def text_classification(size: str = "auto", **options) -> Workload:
@@ -189,6 +76,18 @@ def speech_recognition(size: str, **options) -> Workload:
     return workload(size, SPEECH, **options)
 
 
+def image_text_to_text(size: str, **options) -> Workload:
+    """Answer about pictures, with a Qwen3-VL.
+
+    Args:
+        size: as in `image_classification`, such as qwen3-vl-4b; each sample is a random picture
+            and a text after it, which alone is to be predicted.
+        options: `length` in tokens, the picture's among them; `image_size`, pixels of a side of
+            the picture, 512 if none is given; `seed`.
+    """
+    return workload(size, TEXTS_AND_PICTURES, **options)
+
+
 def workload(
     size: str,
     task: str | None = None,
@@ -196,19 +95,20 @@ def workload(
     length: int | None = None,
     pretrained: bool = False,
     seed: int = 0,
+    image_size: int | None = None,
 ) -> Workload:
     """The workload of a task, or of a model's usual one; the rest as in `text_classification`."""
     task = task or usual_task(size)
     note = ""
     if size == "auto" and task in LARGE:
         size, note = picked(task)
-    refuse(task, size, data, length)
+    refuse(task, size, data, length, image_size)
     if size != "tiny" and pretrained:
         raise ValueError('pretrained=True is for size "tiny"; other models bring their weights')
     if size == "tiny":
         made = replace(tiny(task, length or 128), note=note, seed=seed)
         return replace(made, weights=pretrain(made)) if pretrained else made
-    made = large(task, length) if size == "large" else named(task, size, length)
+    made = large(task, length) if size == "large" else named(task, size, length, image_size)
     made = made if data is None else with_data(made, str(data))
     return replace(made, note="; ".join(filter(None, (note, made.note))), seed=seed)
 
@@ -224,23 +124,33 @@ def tiny(task: str, length: int) -> Workload:
 def large(task: str, length: int | None) -> Workload:
     """The model of the classic experiments, with its weights where the hub can be reached."""
     known, hub_id, usual = LARGE[task]
-    made = named(task, known, length, usual)
+    made = named(task, known, length, usual=usual)
     if reachable(hub_id):
         return replace(made, weights=hub_id)
     return replace(made, note=OFFLINE)
 
 
-def named(task: str, name: str, length: int | None, usual: int | None = None) -> Workload:
+def named(
+    task: str,
+    name: str,
+    length: int | None,
+    image_size: int | None = None,
+    usual: int | None = None,
+) -> Workload:
     """A model by its name, on random tokens: as many as asked for, or as it usually reads."""
     config, weights, name = find_model(name)
     refuse_model(name, task, config)
-    if task in (PICTURES, SPEECH):
-        return Workload(name, task, config, *beside_texts(name, task, config, length), weights)
+    if task == TEXTS_AND_PICTURES:
+        image_size = image_size or IMAGE_SIZE
+        config.text_config.use_cache = False  # keys and values are cached for generation only
+    if task not in LARGE:
+        length, read = beside_texts(name, task, config, length, image_size)
+        return Workload(name, task, config, length, read, weights, image_size=image_size)
     usual = usual or LARGE[task][2]
     classify = task == "text_classification"
     if classify and getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # decoders classify by the last token that is not padding
-    config.use_cache = False  # keys and values are cached for generation only
+    config.use_cache = False
     most = getattr(config, "max_position_embeddings", None) or 0
     most = most if most > 0 else length or usual  # XLNet's is -1: as long as you like
     length = length or min(usual, most)

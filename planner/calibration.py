@@ -6,7 +6,7 @@ from fake_cuda.cost import Timed
 from helpers import host, language_modelling, train
 from helpers.hardware import device, gpu, this_gpu
 from helpers.prediction import Prediction, predict
-from helpers.workloads import Workload
+from helpers.workload import Workload
 
 ONE = {"per_device_train_batch_size": 1}
 

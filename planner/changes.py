@@ -13,8 +13,12 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.checkpoint import checkpoint
 
 FIRST_OF_HEAD = "pre_classifier"  # of two layers
-# As peft names them; it has none for models of pictures or of sound.
-PEFT_TASKS = {"language_modelling": "CAUSAL_LM", "text_classification": "SEQ_CLS"}
+# As peft names them; it has none for models of pictures or of sound alone.
+PEFT_TASKS = {
+    "language_modelling": "CAUSAL_LM",
+    "image_text_to_text": "CAUSAL_LM",
+    "text_classification": "SEQ_CLS",
+}
 
 
 def part(head, hidden, targets):

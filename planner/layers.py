@@ -8,9 +8,11 @@ PLAIN = bool, int, float, str, tuple, type(None)  # attributes by which code may
 def layers_are_alike(model: torch.nn.Module) -> bool:
     """Whether all layers have the same parts, shapes and plain attributes but for their number.
 
-    What a layer does by its number alone is not seen here; no model of transformers that is trained
-    by the planner does. Layers that are left out by chance are not alike either.
+    What a layer does by its number alone is not seen in it (`differ_by_number`). Layers that are
+    left out by chance are not alike either.
     """
+    if differ_by_number(model.config):
+        return False
     if any(getattr(part, "layerdrop", 0) for part in model.modules()):
         return False
     config = model.config
@@ -22,6 +24,19 @@ def layers_are_alike(model: torch.nn.Module) -> bool:
     layers = next((found for found in lists if len(found) == count), [])
     first = _described(layers[0], 0) if layers else None
     return bool(layers) and all(_described(one, k) == first for k, one in enumerate(layers))
+
+
+def differ_by_number(config) -> bool:
+    """Whether some layers do more than others by their number alone: to the output of the first ones
+    of a Qwen3-VL a picture's deeper features are added (DeepStack). Its other tower takes most of
+    the time, so that few layers of this one would tell hardly sooner.
+
+    >>> from transformers import LlamaConfig, Qwen3VLConfig
+    >>> differ_by_number(LlamaConfig()), differ_by_number(Qwen3VLConfig())
+    (False, True)
+    """
+    vision = getattr(config, "vision_config", None)
+    return bool(getattr(vision, "deepstack_visual_indexes", None))
 
 
 def _described(layer: torch.nn.Module, number: int) -> list[tuple]:

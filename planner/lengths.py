@@ -1,6 +1,9 @@
 """How long a sample may be: the longest that fits, and what samples of given data mean."""
 
+from fake_cuda.units import TEXTS_AND_PICTURES
 from helpers.hardware import gib
+from helpers.samples import tokens_of_picture
+from helpers.workload import Workload
 
 from .answer import Recipe
 from .predictions import Predictions
@@ -23,20 +26,27 @@ def positions(config) -> int | None:
     >>> positions(WhisperConfig())
     448
     """
-    names = "max_target_positions", "max_position_embeddings"
+    names, config = ("max_target_positions", "max_position_embeddings"), config.get_text_config()
     return next(filter(None, (getattr(config, name, None) for name in names)), None)
+
+
+def tokens_in_front(workload: Workload) -> int:
+    """The tokens of the picture with which each sample begins; 0 where there is none."""
+    if workload.task != TEXTS_AND_PICTURES:
+        return 0
+    return len(tokens_of_picture(workload.config, workload.image_size))
 
 
 def longest_sample(predictions: Predictions, plan: Plan) -> int:
     """The longest sample in tokens that fits with a micro-batch of one; 0 if none does."""
     single = predictions.with_batch(1)
-    config, room = predictions.question.workload.config, predictions.question.card.memory
-    most = positions(config) or 2**20
-    near, far = min(SHORT, most // 2), min(LONG, most)
+    workload, room = predictions.question.workload, predictions.question.card.memory
+    most, least = positions(workload.config) or 2**20, 1 + tokens_in_front(workload)
+    near, far = max(least, min(SHORT, most // 2)), max(2 * least, min(LONG, most))
     low, high = (single.estimate(plan, 1, length=tokens).need for tokens in (near, far))
     slope = max(1.0, (high - low) / (far - near))  # bytes of a token
     length = int(min(most, near + (room - low) / slope))
-    while length > 0:
+    while length >= least:
         if BLOCK < length < most:
             length -= length % BLOCK
         facts = single.predict(plan, 1, length=length)

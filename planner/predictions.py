@@ -18,10 +18,11 @@ from fake_cuda.versions import chosen
 from helpers import hardware
 from helpers.host import host_of
 from helpers.prediction import Prediction, predict
-from helpers.workloads import Workload
+from helpers.workload import Workload
 
 from . import cache
 from .facts import Facts
+from .layers import differ_by_number
 from .question import Question
 from .techniques import Plan
 from .workers import Workers
@@ -133,7 +134,8 @@ class Predictions:
 
         if not self.keep:
             return _make()
-        key = [workload.config.to_dict(), workload.task, workload.length, plan.name]
+        key = [workload.config.to_dict(), workload.task, workload.length, workload.image_size]
+        key += [plan.name]
         key += [asked.settings(plan, micro_batch), cache.code()]
         key += [asked.card.name, asked.card.capability, asked.card.facts]
         key += [workspace_told(), chosen().workspace_is_kept]  # which the environment decides
@@ -165,7 +167,7 @@ class Predictions:
 
     def _few(self, workload: Workload) -> list[Workload]:
         """The same with few layers, for a deep model whose layers are alike."""
-        config = workload.config
+        config = workload.config.get_text_config()
         if getattr(config, "num_hidden_layers", 0) < DEEP or not self.question.alike:
             return []
         kind = (getattr(config, "layer_types", None) or ["any"])[0]
@@ -205,7 +207,7 @@ class Predictions:
     @functools.cached_property
     def _kinds(self) -> dict[str, int]:
         """How many layers there are of each kind that the configuration names."""
-        config = self.question.workload.config
+        config = self.question.workload.config.get_text_config()
         types = getattr(config, "layer_types", None) or ["any"] * config.num_hidden_layers
         return dict(Counter(types))
 
@@ -217,6 +219,8 @@ class Predictions:
         kinds = tuple(self._kinds)
         twins = [kinds, *((*kinds, kind) for kind in kinds)]
         if sum(self._kinds.values()) <= len(twins) or not self._can_be_cut(kinds):
+            return [()]
+        if differ_by_number(self.question.workload.config):
             return [()]
         try:
             weights = [self._workload(twin, 0).parameters() for twin in twins]
@@ -233,6 +237,7 @@ class Predictions:
 
 def _cut(config, layers: tuple) -> None:
     """Make a configuration one of layers of these kinds, its lists by layer among it."""
+    config = config.get_text_config()
     count = config.num_hidden_layers
     for name, values in list(vars(config).items()):
         if isinstance(values, list) and len(values) == count and values == values[:1] * count:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 import transformers
 
-from fake_cuda.units import TOKENS
+from fake_cuda.units import TEXTS_AND_PICTURES, TOKENS
 from helpers import hardware, own_data, workloads
 from helpers.hardware import GIB, GPU, data_file, gib, supports
 from helpers.prediction import CONTEXT
 from helpers.runs import load
 from helpers.settings import why_no_liger
-from helpers.workloads import Workload
+from helpers.tasks import MODELS
+from helpers.workload import Workload
 
 from .changes import stacks
 from .layers import layers_are_alike
@@ -70,7 +71,7 @@ class Question:
     def skeleton(self) -> torch.nn.Module:
         """The model without its weights."""
         with torch.device("meta"):
-            auto = workloads.MODELS[self.workload.task]
+            auto = MODELS[self.workload.task]
             return auto.from_config(copy.deepcopy(self.workload.config))
 
     def with_batch(self, batch: int) -> "Question":
@@ -128,14 +129,15 @@ class Question:
         return self._has_large_logits() and self._head_is_a_product()
 
     def _has_large_logits(self) -> bool:
-        if self.workload.task != TOKENS:
+        if self.workload.task not in (TOKENS, TEXTS_AND_PICTURES):
             return False
-        logits = 4 * self.workload.length * self.batch * self.workload.config.vocab_size  # float32
+        vocabulary = self.workload.config.get_text_config().vocab_size
+        logits = 4 * self.workload.length * self.batch * vocabulary  # float32
         return logits >= SMALL_LOGITS * self.card.memory
 
     def _head_is_a_product(self) -> bool:
         """Whether the loss is that of one product with the last hidden states."""
-        if any(getattr(self.workload.config, name, None) for name in ODD_HEADS):
+        if any(getattr(self.workload.config.get_text_config(), name, None) for name in ODD_HEADS):
             return False
         return self.skeleton.get_output_embeddings() in self.skeleton.children()
 
@@ -163,12 +165,17 @@ class Question:
 
 
 def ask(
-    model: str, gpu: str = "T4", task: str | None = None, length: int | None = None, batch: int = 8
+    model: str,
+    gpu: str = "T4",
+    task: str | None = None,
+    length: int | None = None,
+    batch: int = 8,
+    image_size: int | None = None,
 ) -> Question:
     """The question of `fit`'s arguments; ValueError says what to change."""
     if type(batch) is not int or batch < 1:
         raise ValueError(f"a batch of {batch!r} is impossible: it is a whole number from 1 on")
-    workload = workloads.workload(model, task, length=length)
+    workload = workloads.workload(model, task, length=length, image_size=image_size)
     unpacked = ""
     if packed := getattr(workload.config, "quantization_config", None):
         method = packed.get("quant_method", "few bits")

@@ -17,7 +17,7 @@ from helpers import workloads
 from helpers.hardware import data_file, suggest, versions
 from helpers.prediction import Prediction, predict
 from helpers.settings import COUNTS, check_settings, todays
-from helpers.workloads import Workload
+from helpers.workload import Workload
 
 CUT = ("fsdp2", "hsdp")  # which cut weights, gradients and states
 WHOLE = ("ddp", "zero1")  # of which each rank has all weights

@@ -6,11 +6,11 @@ import json
 import jinja2
 
 from fake_cuda.files import example_file
-from fake_cuda.units import CLASSIFY, PICTURES, SPEECH
-from helpers import workloads
+from fake_cuda.units import CLASSIFY, PICTURES, SPEECH, TEXTS_AND_PICTURES
 from helpers.hardware import versions
-from helpers.tasks import loss_of_step, shape_of, sound_of
-from helpers.workloads import Workload
+from helpers.samples import patches_of, shape_of, sound_of, together, tokens_of_picture
+from helpers.tasks import MODELS, loss_of_step
+from helpers.workload import Workload
 
 from .changes import PEFT_TASKS, beside_experts, head_name, learn_whole, stack_names, stacks
 from .question import Question
@@ -48,7 +48,7 @@ def _values(question: Question, plan: Plan, micro_batch: int) -> dict[str, objec
         "stacks": _stacks(question),
         "stack_names": json.dumps(stack_names(question.skeleton)),
         "targets": json.dumps(beside_experts(question.skeleton)),
-        "auto_model": workloads.MODELS[workload.task].__name__,
+        "auto_model": MODELS[workload.task].__name__,
         "model": json.dumps(question.hub_id),
         "dtype": question.dtype(plan),
         "head": json.dumps(head_name(question.skeleton)),
@@ -57,6 +57,7 @@ def _values(question: Question, plan: Plan, micro_batch: int) -> dict[str, objec
         "learn_whole": json.dumps(learn_whole(question.skeleton)),
         "pictures": pictures,
         "speech": workload.task == SPEECH,
+        "sees": _sees(workload),
         "shape": _shape(workload),
         "pad_token": getattr(workload.config, "pad_token_id", None),
         "length": workload.length,
@@ -88,9 +89,28 @@ def _shape(workload: Workload) -> str:
     return ", ".join(map(str, of(workload.config))) if of else ""
 
 
+def _sees(workload: Workload) -> dict[str, int]:
+    """The picture in front of a text, in numbers; nothing where there is none."""
+    if workload.task != TEXTS_AND_PICTURES:
+        return {}
+    config, size = workload.config, workload.image_size
+    tokens = tokens_of_picture(config, size)
+    patches, numbers = patches_of(config, size)
+    return {
+        "size": size,
+        "first": tokens[0],
+        "inside": tokens[1],
+        "last": tokens[-1],
+        "tokens": len(tokens) - 2,
+        "patches": patches,
+        "numbers": numbers,
+        "rows": size // config.vision_config.patch_size,
+    }
+
+
 def _functions(plan: Plan, mixture: bool, task: str) -> list[str]:
     """The source of what is pasted in front: what changes the model first, then its optimizer."""
     ordered = sorted(plan.techniques, key=lambda technique: technique.model is None)
     both = [t.functions + (t.mixture_functions if mixture else ()) for t in ordered]
-    first = [(loss_of_step,)] if task == SPEECH else []
+    first = {SPEECH: [(loss_of_step,)], TEXTS_AND_PICTURES: [(together,)]}.get(task, [])
     return [inspect.getsource(function) for functions in first + both for function in functions]

@@ -4,7 +4,13 @@ import torch
 import transformers
 
 from helpers.hardware import GIB
-from helpers.workloads import image_classification, language_modelling, speech_recognition
+from helpers.samples import pictured, together
+from helpers.workloads import (
+    image_classification,
+    image_text_to_text,
+    language_modelling,
+    speech_recognition,
+)
 from planner.facts import Facts
 from planner.predictions import Predictions
 from planner.question import Question, find_card
@@ -52,10 +58,30 @@ def saved_speech(folder) -> str:
     return str(folder)
 
 
+def saved_seeing(folder, **text) -> str:
+    """A Qwen3-VL that reads squares of 16 pixels; to its first layer a deeper feature is added."""
+    quiet = {"initializer_range": 0.2}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    text = SHAPE | {"vocab_size": 257, "head_dim": 16, "num_key_value_heads": 2} | quiet | text
+    vision = {"depth": 2, "hidden_size": 64, "num_heads": 4, "intermediate_size": 128}
+    vision |= {"patch_size": 8, "out_hidden_size": 64, "num_position_embeddings": 64} | quiet
+    special = {"image_token_id": 250, "video_token_id": 251}
+    special |= {"vision_start_token_id": 252, "vision_end_token_id": 253}
+    config = transformers.Qwen3VLConfig(
+        text_config=text | {"rope_parameters": rope, "max_position_embeddings": 4096},
+        vision_config=vision | {"deepstack_visual_indexes": [0]},
+        tie_word_embeddings=True,
+        **special,
+    )
+    transformers.Qwen3VLForConditionalGeneration(config).save_pretrained(folder)
+    return str(folder)
+
+
 def question(model, task=language_modelling, gpu="RTX 4090", length=16, **options) -> Question:
     options = {"batch": 2, "margin": 0.03, "hub_id": model} | options
-    length = {} if task in (image_classification, speech_recognition) else {"length": length}
-    return Question(task(model, **length), find_card(gpu), **options)
+    about = {} if task in (image_classification, speech_recognition) else {"length": length}
+    about |= {"image_size": 32} if task is image_text_to_text else {}
+    return Question(task(model, **about), find_card(gpu), **options)
 
 
 def predictions(model, keep=True, **options) -> Predictions:
@@ -79,7 +105,7 @@ def formula(predictions, plan, micro_batch, *, layers=(), length=0):
 
 def samples(asked: Question) -> list[dict]:
     """Four samples of unlike lengths and numbers of labels; half of one is a text of its own. Or
-    four pictures; or sound with texts that are filled up."""
+    four pictures, alone or with such texts; or sound with texts that are filled up."""
     if asked.workload.task == "image_classification":
         return [asked.workload.data("train")[k] | {"labels": torch.tensor(k % 2)} for k in range(4)]
     if asked.workload.task == "speech_recognition":
@@ -88,6 +114,12 @@ def samples(asked: Question) -> list[dict]:
             sample["labels"][counted:] = -100
         return found
     random, found = torch.Generator().manual_seed(0), []
+    if asked.workload.task == "image_text_to_text":  # pictures of unlike sizes
+        for side, counted in zip((32, 64, 32, 16), LABELS, strict=True):
+            sample = pictured(asked.workload.config, PROMPT + counted, side, random)
+            sample["labels"][:-counted] = -100
+            found.append(sample)
+        return found
     for n, counted in enumerate(LABELS):
         length = PROMPT + counted + n
         ids = torch.randint(3, 257, (length,), generator=random)
@@ -103,6 +135,8 @@ def samples(asked: Question) -> list[dict]:
 
 def padded(rows: list[dict]) -> dict:
     """A batch with its mask, padded on the left; without positions of its own on the right."""
+    if {"input_ids", "pixel_values"} <= rows[0].keys():
+        return together(rows)
     if "input_ids" not in rows[0]:
         return transformers.default_data_collator(rows)
     side = "left" if "position_ids" in rows[0] else "right"

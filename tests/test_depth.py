@@ -7,7 +7,7 @@ import transformers
 from fake_cuda import simulation
 from fake_cuda.depth import SHALLOW, Irregular, Seen, deeper
 from fake_cuda.replay import Events
-from helpers import workloads
+from helpers import tasks
 from helpers.workloads import language_modelling, text_classification
 from planned import SHAPE, formula, predictions
 from planner.layers import layers_are_alike
@@ -153,7 +153,7 @@ def test_few_layers_are_built_where_a_configuration_tells_of_each(config, task, 
     counts = []
     for few in asked._few(asked.question.workload):
         with torch.device("meta"):
-            model = workloads.MODELS[few.task].from_config(few.config)
+            model = tasks.MODELS[few.task].from_config(few.config)
         counts.append([len(part) for part in model.modules() if type(part) is torch.nn.ModuleList])
     assert counts == [[n] for n in SHALLOW]
 

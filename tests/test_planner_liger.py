@@ -106,6 +106,31 @@ def test_without_a_fused_loss_it_spares_no_logits():
     assert settings.why_no_liger("granite") == "Liger has no fused loss for granite"
 
 
+APPLIED = """
+from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN as known
+for kind in {kinds}:
+    try:
+        known[kind]()
+    except ImportError:
+        print(kind)
+"""
+
+
+@needs_liger
+def test_kernels_that_cannot_be_imported_are_not_offered():
+    """Those for Qwen3-VL ask transformers for a class that it no longer has."""
+    kinds = "llama", "qwen2", "qwen3", "gemma3_text", "phi3", "mistral", "gpt_oss", "qwen3_vl"
+    command = [sys.executable, "-c", APPLIED.format(kinds=kinds)]  # it changes classes for good
+    broken = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    for kind in kinds:
+        if kind not in broken:
+            assert settings.why_no_liger(kind) == settings.liger_note(kind) == ""
+            continue
+        assert "does not fit this transformers" in settings.why_no_liger(kind)
+        with pytest.raises(ValueError, match="would end in an error, Liger's"):
+            settings.liger_note(kind)
+
+
 @needs_liger
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_its_script_names_the_package_and_sets_the_flag(kind, llama):

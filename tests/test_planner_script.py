@@ -13,6 +13,7 @@ from helpers.runs import load
 from helpers.tasks import loss_of_step
 from helpers.workloads import (
     image_classification,
+    image_text_to_text,
     language_modelling,
     speech_recognition,
     text_classification,
@@ -24,6 +25,7 @@ from planned import (
     samples,
     saved_decoder,
     saved_encoder,
+    saved_seeing,
     saved_speech,
     saved_vision,
 )
@@ -32,6 +34,7 @@ from planner.question import ask
 from planner.script import script
 from planner.techniques import KINDS, LIGER, WAYS, Plan
 
+PADDED = ", data_collator=padded"
 KIND_NAMES = [kind.name for kind in KINDS]
 # Liger's kernels need Triton's interpreter: test_planner_liger.
 WAY_NAMES = [way.name for way in WAYS if LIGER not in way.techniques]
@@ -55,6 +58,11 @@ def vision(tmp_path_factory):
 @pytest.fixture(scope="module")
 def speech(tmp_path_factory):
     return saved_speech(tmp_path_factory.mktemp("speech"))
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    return saved_seeing(tmp_path_factory.mktemp("seeing"))
 
 
 @dataclasses.dataclass
@@ -86,7 +94,7 @@ def pasted(monkeypatch, tmp_path):
         assert ("learning_rate=5e-4," in text) == ("LoRA" in name)
         text = text.replace("learning_rate=5e-4", "learning_rate=1e-2")  # few steps
         text = text.replace("train_dataset = [sample]", "_ = [sample]").replace(
-            "=train_dataset)", "=SAMPLES, data_collator=padded)"
+            "=train_dataset)", f"=SAMPLES{'' if 'data_collator=' in text else PADDED})"
         )
         rows, seen = samples(asked), {}
 
@@ -274,6 +282,37 @@ def test_the_code_of_a_model_of_sound_keeps_its_promise(kind, way, speech, paste
     assert model.generate(heard, max_new_tokens=3).shape[0] == 4
 
 
+@pytest.mark.parametrize("kind", KIND_NAMES)
+@pytest.mark.parametrize("way", ("", "checkpointing, chunked loss", "checkpoints on the host"))
+def test_the_code_of_a_model_that_sees_keeps_its_promise(kind, way, seeing, pasted):
+    """The script's own collator puts pictures of unlike sizes and texts of unlike lengths together,
+    and all labels of a step weigh alike, which the model's class would not have."""
+    name = ", ".join(filter(None, (kind, way)))
+    asked = question(seeing, image_text_to_text, batch=4)
+    ran = pasted(asked, name, 4 if "backward" in kind else 2)
+    model = ran.names["trainer"].model
+    check_method(model, ran.names["trainer"], name)
+    learn = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert any("visual" in n for n in learn) and any("language_model" in n for n in learn)
+    assert distance(ran.gradients, by_hand(asked, kind, ran.batch)) < 0.03
+    check_saved(ran, asked, name, kind, transformers.AutoModelForImageTextToText)
+
+
+@pytest.mark.parametrize(
+    "right, wrong",
+    [
+        ("model.accepts_loss_kwargs = True", "model.accepts_loss_kwargs = False"),
+        ('"labels": -100}', '"labels": 0}'),
+        ("batch_first=True, padding_value=filling[name]", 'True, filling[name], "left"'),
+    ],
+)
+def test_a_wrong_batch_of_pictures_is_seen(right, wrong, seeing, pasted):
+    asked = question(seeing, image_text_to_text, batch=4)
+    assert right in script(asked, Plan.named("full"), 2)
+    ran = pasted(asked, "full", 2, lambda text: text.replace(right, wrong))
+    assert distance(ran.gradients, by_hand(asked, "full", ran.batch)) > 0.05
+
+
 def test_whispers_own_loss_is_seen(speech, pasted):
     asked = question(speech, speech_recognition, batch=4)
     own = "model = loss_of_step(model)", "model.accepts_loss_kwargs = False"
@@ -384,13 +423,18 @@ def without_versions(code):
 
 @pytest.mark.parametrize("kind", ("full in bf16", "LoRA", "QLoRA"))
 @pytest.mark.parametrize(
-    "task", (language_modelling, text_classification, image_classification, speech_recognition)
+    "task, model",
+    [
+        (language_modelling, "decoder"),
+        (text_classification, "encoder"),
+        (image_classification, "vision"),
+        (speech_recognition, "speech"),
+        (image_text_to_text, "seeing"),
+    ],
 )
-def test_what_is_pasted_is_what_was_predicted(kind, task, decoder, encoder, vision, speech):
+def test_what_is_pasted_is_what_was_predicted(kind, task, model, request):
     """The same weights in the same types: names, shapes, and which of them learn."""
-    models = {language_modelling: decoder, text_classification: encoder}
-    models |= {image_classification: vision, speech_recognition: speech}
-    asked = question(models[task], task)
+    asked = question(request.getfixturevalue(model), task)
 
     def weights(model):
         named = model.named_parameters()

@@ -93,6 +93,6 @@ def test_the_command_answers_before_anything_large_is_imported():
 
 
 def test_what_the_command_lists_are_the_tasks_of_the_helpers_and_the_orders_of_fit():
-    options, workloads = map(importlib.import_module, ("planner.options", "helpers.workloads"))
-    assert set(options.TASKS) == set(workloads.MODELS)
+    options, tasks = map(importlib.import_module, ("planner.options", "helpers.tasks"))
+    assert set(options.TASKS) == set(tasks.MODELS)
     assert options.ORDERS == tuple(importlib.import_module("planner.answer").ORDERS)

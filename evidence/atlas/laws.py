@@ -35,10 +35,10 @@ class Seeds(NamedTuple):
         return cls(Point(length, samples), Point(2 * length, samples), Point(length, 2 * samples))
 
     @classmethod
-    def of_one(cls, length: int) -> "Seeds":
-        """For micro-batches of one sample alone."""
-        near = Point(length, 1)
-        return cls(near, Point(2 * length, 1), near)
+    def of_samples(cls, length: int, samples: int) -> "Seeds":
+        """For micro-batches of so many samples alone."""
+        near = Point(length, samples)
+        return cls(near, Point(2 * length, samples), near)
 
     @classmethod
     def only(cls, point: Point) -> "Seeds":

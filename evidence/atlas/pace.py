@@ -35,7 +35,7 @@ FACTORS = np.array(
 
 def operation_at(three: Sequence[Operation], seeds: Seeds, point: Point) -> Operation:
     """An operation with another micro-batch: fused attention grows with the square of the length,
-    all else as the three tell.
+    if it does, all else as the three tell.
 
     Raises:
         NotAlike: they are not the same operation.
@@ -44,8 +44,9 @@ def operation_at(three: Sequence[Operation], seeds: Seeds, point: Point) -> Oper
         raise NotAlike("with more tokens other operations happen")
     low = three[0]
     if isinstance(low.work, Attention):
-        square = seeds.near.micro_batch * seeds.near.length**2
-        flops = low.work.flops * point.micro_batch * point.length**2 / square
+        grows = seeds.alone or three[1].work.flops > low.work.flops  # a picture's does not
+        longer = point.length / seeds.near.length if grows else 1
+        flops = low.work.flops * point.micro_batch / seeds.near.micro_batch * longer**2
         work = low.work._replace(flops=flops)
     else:
         work = tuple(

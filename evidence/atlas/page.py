@@ -157,7 +157,7 @@ def said_of(model: str) -> dict:
                 name: about(question, Plan.named(name)) for name in recipes if name not in whys
             },
         }
-    config, usual = question.workload.config, ask(model, FAMILIES[family].card)
+    config, usual = question.workload.config.get_text_config(), ask(model, FAMILIES[family].card)
     return {
         "hub_id": question.hub_id,
         "task": question.workload.task,

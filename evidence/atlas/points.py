@@ -19,22 +19,23 @@ from evidence.atlas.laws import Point, Seeds
 from evidence.atlas.pace import CLIP, ONCE, PASSES, Pace
 from evidence.atlas.twins import Asked, Twins
 from fake_cuda import Card, NotSimulated
-from fake_cuda.units import SAMPLES, TOKENS
+from fake_cuda.units import SAMPLES, TEXTS_AND_PICTURES, TOKENS
 from helpers.hardware import GIB, GPU, cards
 from planner.lengths import positions
 from planner.question import Question, ask
-from planner.techniques import Plan
+from planner.techniques import CHUNKED_LOSS, Plan
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 SHORTEST = 512  # where each token is predicted
 LONGEST = 512  # of other texts
+LONGEST_AFTER_PICTURE = 8192
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 MOST_TOKENS = 65536  # of a micro-batch
 FULL = "no card has as much"
 MOST = 190 * GIB  # no known card has as much
 # With one sample some tensors are laid out in a line that are not with more: two tell of more.
 SEEDS = Seeds.of(SHORTEST, 2)
-ONE_SAMPLE = Seeds.of_one(2 * SHORTEST)
+ONE_SAMPLE = Seeds.of_samples(2 * SHORTEST, 1)
 
 
 class Family(NamedTuple):
@@ -67,8 +68,11 @@ def lengths_of(model: str) -> tuple[int, ...]:
     workload = ask(model, FAMILIES["ampere"].card).workload
     if workload.task in SAMPLES:  # of sound the longest text
         return (workload.length,)
-    config = workload.config
-    least, most = (SHORTEST, LENGTHS[-1]) if workload.task == TOKENS else (LENGTHS[0], LONGEST)
+    config = workload.config.get_text_config()
+    least, most = {
+        TOKENS: (SHORTEST, LENGTHS[-1]),
+        TEXTS_AND_PICTURES: (SHORTEST, LONGEST_AFTER_PICTURE),
+    }.get(workload.task, (LENGTHS[0], LONGEST))
     known = positions(config) or most
     window = getattr(config, "sliding_window", None) or math.inf
     if window > least:
@@ -88,14 +92,18 @@ def seeds_of(question: Question, point: Point) -> Seeds:
     Each is itself where texts or pictures are classified, or speech is written down: sums over few
     tokens, such as the gradient of a bias, take no memory of their own, and over more they do,
     which does not grow as a line (`fake_cuda.scratch`). Where attention is written out, one sample
-    is not laid out as more are.
+    is not laid out as more are. Pictures in texts take their turns in attention, so that with more
+    samples more happens.
     """
-    alone = Seeds.only(point)
-    if question.workload.task != TOKENS:
+    alone, task = Seeds.only(point), question.workload.task
+    one = ONE_SAMPLE if point.length >= ONE_SAMPLE.near.length else alone
+    if task == TEXTS_AND_PICTURES:
+        return Seeds.of_samples(SHORTEST, point.micro_batch) if point.micro_batch > 1 else one
+    if task != TOKENS:
         return alone
     if point.micro_batch > 1 or question.skeleton.config._attn_implementation != "eager":
         return SEEDS
-    return ONE_SAMPLE if point.length >= ONE_SAMPLE.near.length else alone
+    return one
 
 
 def timed_cards(family: Family) -> list[Card]:
@@ -178,6 +186,8 @@ def _told_by(
     asked: Asked, seeds: Seeds, points: Sequence[Point], most: int, cards: Sequence[Card]
 ) -> tuple[dict, dict]:
     """Of each point that needs at most so many bytes its `Amounts`; and `paces` of each card."""
+    if CHUNKED_LOSS in asked.plan.techniques and not seeds.alone:
+        raise NotAlike("more tokens are more chunks")  # seen before anything is simulated
     kind, twins = asked.plan.kind, Twins.of(asked, seeds)
     amounts = sizes(twins, seeds, points, asked.plan, most)
     points = list(amounts)

@@ -9,6 +9,7 @@ from fake_cuda import cost, simulation
 from fake_cuda.operations import Work
 from fake_cuda.replay import Events
 from fake_cuda.trace import EMPTY_CACHE
+from planner.layers import differ_by_number
 from planner.question import Question, ask
 from planner.techniques import Plan
 
@@ -83,7 +84,7 @@ def seen(question: Question, plan: Plan, length: int, blocks: int, micro_batches
         steps.append((operations, list(phases)))
         return cost.Time()
 
-    config = question.workload.config
+    config = question.workload.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["any"] * config.num_hidden_layers
     predictions = Whole(question, keep=False)  # each layer, so that launches are those of its log
     with (
@@ -176,8 +177,8 @@ class Twins(NamedTuple):
             for point in seeds
         }
         config = questions[seeds.near].workload.config
-        depth = Depth.of(config)
-        whole = whole or depth.more <= 1  # such twins take as long
+        depth = Depth.of(config.get_text_config())
+        whole = whole or depth.more <= 1 or differ_by_number(config)  # such twins take as long
         deep, more = (0, 0) if whole else (depth.deep, depth.more)
 
         def of(point: Point, blocks: int) -> Seen:

@@ -16,6 +16,7 @@
     text_classification: " that classifies texts",
     image_classification: " that classifies pictures",
     speech_recognition: " that writes down 30 seconds of sound in as many tokens as it can",
+    image_text_to_text: " with a picture of SIZE x SIZE among the tokens of each sample",
   };
   const loaded = {};
   const field = (name) => form.elements.namedItem(name); // "length" is also a property
@@ -322,7 +323,7 @@
       return;
     }
     const found = inOrder(asked);
-    const task = TASKS[asked.model.task] || "";
+    const task = (TASKS[asked.model.task] || "").replaceAll("SIZE", asked.model.image_size);
     const about = `${asked.model.hub_id}${task} on ${asked.card.name}`;
     if (found.length) {
       const some = found.length === 1 ? "One recipe fits" : `${found.length} recipes fit`;

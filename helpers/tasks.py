@@ -57,7 +57,7 @@ def refuse_model(name: str, task: str, config: PreTrainedConfig) -> None:
     fits = type(config) in CONFIGS[task]
     others = set(config.sub_configs) - {"text_config", "encoder", "decoder"}  # pictures, sound
     nested = config.sub_configs and not hasattr(config, "vocab_size")
-    if (nested or others and not fits) and not (fits and task == TEXTS_AND_PICTURES):
+    if (nested or others and not fits) and type(config) not in CONFIGS[TEXTS_AND_PICTURES]:
         raise ValueError(MORE_THAN_TEXT.format(name))
     if not fits:
         raise ValueError(f"{name} is not a model for {task.replace('_', ' ')}")

@@ -12,7 +12,6 @@ from fake_cuda.units import CLASSIFY, TEXTS_AND_PICTURES
 
 from .hardware import device
 
-
 # Of a stream Accelerate takes as many rows of each tensor as a batch has samples, so that it would
 # cut off patches (accelerate/data_loader.py: DataLoaderDispatcher).
 WHOLE_BATCHES = {"dispatch_batches": False}

@@ -162,7 +162,8 @@ def _model_predicted(options: argparse.Namespace) -> tuple:
     from helpers.prediction import predict
 
     settings = dict(map(setting, options.settings))
-    workload = workloads.workload(options.size, options.task, length=options.length)
+    about = {"length": options.length, "image_size": options.image_size}
+    workload = workloads.workload(options.size, options.task, **about)
     found = predict(workload, gpu=options.gpu, host=options.host, **settings)
     batch = settings.get("per_device_train_batch_size", 8)
     words = workload.task.replace("_", " ")
@@ -172,7 +173,7 @@ def _model_predicted(options: argparse.Namespace) -> tuple:
 
 def _rank_asked(options: argparse.Namespace) -> tuple[tuple, dict]:
     """What the functions of `ranks` are asked: by place, and by name."""
-    if options.task not in (None, "language_modelling"):
+    if options.task not in (None, "language_modelling") or options.image_size:
         raise ValueError("--parallel is for language modelling: give a script of your own")
     asked = options.size, options.ranks, options.parallel, options.tensor or 1
     return asked, dict(map(setting, options.settings)) | {"length": options.length}
@@ -206,7 +207,8 @@ def calibrate_command(options: argparse.Namespace) -> str:
     """What one step tells of the host: a small one that is measured, or one that was timed."""
     settings = dict(map(setting, options.settings))
     if options.step_seconds is None:
-        if options.model or options.gpu or options.task or options.length or settings:
+        given = options.model, options.gpu, options.task, options.length, options.image_size
+        if any(given) or settings:
             raise ValueError("a run's model, card and settings go with its --step-seconds")
         from .calibration import calibrate
 
@@ -218,7 +220,8 @@ def calibrate_command(options: argparse.Namespace) -> str:
 
         from .calibration import calibrate_by
 
-        workload = workloads.workload(options.model, options.task, length=options.length)
+        about = {"length": options.length, "image_size": options.image_size}
+        workload = workloads.workload(options.model, options.task, **about)
         found = calibrate_by(workload, options.step_seconds, options.gpu or "here", **settings)
     return json.dumps(vars(found), indent=2) if options.json else str(found)
 

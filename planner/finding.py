@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # they load torch
     from .several import Several
 
 CARD = "T4"  # where none is named
-ALONE = "gpu", "data", "longest", "exact", "order"  # options of fit that are for one card
+ALONE = "gpu", "data", "longest", "exact", "order", "image_size"  # options of fit for one card
 BOTH = "task", "length", "batch", "cache", "host"
 
 
@@ -51,7 +51,8 @@ def _recorded(options: argparse.Namespace) -> Fit | None:
     if any(more):
         return None
     asked = options.model, options.gpu or CARD, options.length, options.batch
-    return recorded.fit(*asked, **_order(options), task=options.task)
+    about = _order(options) | {"task": options.task, "image_size": options.image_size}
+    return recorded.fit(*asked, **about)
 
 
 def _predicted(options: argparse.Namespace) -> Fit:
@@ -60,6 +61,6 @@ def _predicted(options: argparse.Namespace) -> Fit:
     from .workers import usual_number
 
     asked = _asked(options) | {"data": options.data, "longest": options.longest}
-    asked |= _order(options) | {"processes": usual_number()}
+    asked |= _order(options) | {"processes": usual_number(), "image_size": options.image_size}
     with Progress() as progress:
         return fit(options.model, options.gpu or CARD, **asked, say=progress)

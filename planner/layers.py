@@ -27,8 +27,8 @@ def layers_are_alike(model: torch.nn.Module) -> bool:
 
 
 def differ_by_number(config) -> bool:
-    """Whether some layers do more than others by their number alone: to the output of the first ones
-    of a Qwen3-VL a picture's deeper features are added (DeepStack). Its other tower takes most of
+    """Whether some layers do more than others by their number alone: to what the first ones of a
+    Qwen3-VL return a picture's deeper features are added (DeepStack). Its other tower takes half of
     the time, so that few layers of this one would tell hardly sooner.
 
     >>> from transformers import LlamaConfig, Qwen3VLConfig

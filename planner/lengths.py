@@ -48,7 +48,7 @@ def longest_sample(predictions: Predictions, plan: Plan) -> int:
     length = int(min(most, near + (room - low) / slope))
     while length >= least:
         if BLOCK < length < most:
-            length -= length % BLOCK
+            length = max(least, length - length % BLOCK)
         facts = single.predict(plan, 1, length=length)
         need = single.question.need(facts.peak_reserved)
         if need <= room:

@@ -16,6 +16,8 @@ def parser() -> argparse.ArgumentParser:
     both = Parser(add_help=False)
     both.add_argument("--task", choices=TASKS, help="guessed from the model")
     both.add_argument("--length", type=int, help="tokens in a sample")
+    about = "of a model that reads pictures in texts: pixels of a side of each picture"
+    both.add_argument("--image-size", type=int, metavar="PIXELS", help=about)
     both.add_argument("--json", action="store_true", help="everything, for programs")
     found.add_argument("--version", action="version", version=f"%(prog)s {version()}")
     names = "predict, fit, calibrate, report or doctor"

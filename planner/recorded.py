@@ -31,16 +31,18 @@ WITHIN = 0.95  # the share of the sample that the stated error covers
 
 
 class Model(NamedTuple):
-    """What `Fit` says of a model: its name, tokens of a sample, and what it is trained for."""
+    """What `Fit` says of a model: its name, tokens of a sample, what it is trained for, and pixels
+    of a side of a picture among these tokens."""
 
     name: str
     length: int
     task: str
+    image_size: int | None
 
     @property
     def title(self) -> str:
         """As `Workload.title`."""
-        return titled(self.name, self.task, self.length)
+        return titled(self.name, self.task, self.length, self.image_size)
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ def fit(
     batch: int,
     order: str = CHANGE,
     task: str | None = None,
+    image_size: int | None = None,
 ) -> Fit | None:
     """The recipes that fit a card, as recorded.
 
@@ -126,6 +129,7 @@ def fit(
         batch: samples of an optimizer step.
         order: as `planner.fit` takes it.
         task: of the model; its usual one if None.
+        image_size: pixels of a side of a picture in a text; what is recorded if None.
 
     Returns:
         As `planner.fit`; None where this is not recorded, or was with other versions of torch and
@@ -142,6 +146,8 @@ def fit(
     if asked is None or not asked.complete(order) or own_file(HOSTS).is_file():
         return None
     if task and task != asked.model["task"]:
+        return None
+    if image_size is not None and image_size != asked.model["image_size"]:
         return None
     if not asked.card["timed"] and _has_rates(asked.card):
         return None  # its seconds are not recorded, and can be predicted
@@ -203,14 +209,14 @@ def _answer(asked: Asked, found: list[Found], order: str) -> Fit:
 
 
 def _question(asked: Asked) -> Question:
-    card, large = asked.card, asked.logits_are_large()
+    model, card, large = asked.model, asked.card, asked.logits_are_large()
     known = cards()[card["like"]]
     said = card["name"]
     if card["name"] != card["like"]:
         said = f"a card of {card['memory'] / 1024:.2f} GiB as fast as the {card['like']}"
     told = replace(known, memory=int(card["memory"] * MiB), facts=known.facts | {"asked": said})
     return Question(
-        Model(asked.model["model"], asked.length, asked.model["task"]),
+        Model(model["model"], asked.length, model["task"], model["image_size"]),
         told,
         asked.batch,
         asked.index["margin"],

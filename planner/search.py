@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from fake_cuda.units import PICTURES
+from fake_cuda.units import PICTURES, TEXTS_AND_PICTURES
 from helpers.hardware import supports, versions
 from helpers.host import host_of
 
@@ -132,6 +132,7 @@ def fit(
     length: int | None = None,
     batch: int = 8,
     *,
+    image_size: int | None = None,
     data: str | None = None,
     longest: bool = False,
     say: Callable[[str], None] = no_progress,
@@ -149,6 +150,8 @@ def fit(
             if None.
         length: tokens of a sample.
         batch: samples of an optimizer step.
+        image_size: pixels of a side of the picture in each sample, of a model that reads pictures
+            in texts; 512 if None.
         data: a file or data set with texts, to read for their lengths.
         longest: whether to ask for the longest sample of each kind of recipe, too.
         say: is told what is being predicted.
@@ -175,11 +178,13 @@ def fit(
     """
     if order not in ORDERS:
         raise ValueError(f"{order!r} is no order of recipes: one of {', '.join(ORDERS)}")
-    question = ask(model, gpu, task, length, batch)
+    question = ask(model, gpu, task, length, batch, image_size)
     host_of(host, question.card)  # what is wrong with it is said at once
     pictures = question.workload.task == PICTURES
     if pictures and (data or longest):
         raise ValueError(f"{model} reads pictures of one size: none is longer, and none has texts")
+    if data and question.workload.task == TEXTS_AND_PICTURES:
+        raise ValueError(f"{model} reads a picture with each text: leave out --data, say --length")
     with Predictions(question, say, cache, host).side_by_side(processes) as predictions:
         sizes = token_counts(data, question.hub_id) if data else []
         search = Search(predictions)

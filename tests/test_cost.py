@@ -520,6 +520,22 @@ def test_experts_run_at_once_or_in_turn():
         assert waits[0] == waits[1] + 2 * (2 + 2)  # the products of a backward wait together
 
 
+def test_values_that_are_listed_come_in_one_copy():
+    """However many there are (tensor_list.cpp); a fake tensor would ask for each by itself."""
+
+    def waits(ask):
+        with mock.patch.object(cost, "step_time", wraps=cost.step_time) as timed:
+            simulate(stepping(lambda layer: (ask(), layer(leaf(8, 64)).sum())[1]), card=A100)
+        return sum(op.kind == "wait" for op in timed.call_args.args[0])
+
+    listed = []
+    none = waits(lambda: None)
+    assert waits(lambda: listed.append(torch.arange(6).view(2, 3).tolist())) == none + 1
+    assert listed[-1] == [[0, 1, 2], [3, 4, 5]]
+    assert waits(lambda: listed.append(torch.randn(2, 3).tolist())) == none + 1
+    assert listed[-1] == [[1.0] * 3] * 2  # as each would be
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [

@@ -17,8 +17,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from helpers import hardware
 from helpers.hardware import GIB
 from helpers.prediction import CONTEXT
-from helpers.workloads import speech_recognition
-from planned import formula, question, saved_decoder, saved_speech
+from helpers.workloads import image_text_to_text, speech_recognition
+from planned import formula, question, saved_decoder, saved_seeing, saved_speech
 from planner import fit
 from planner.answer import ORDERS
 from planner.candidates import Candidates
@@ -193,6 +193,25 @@ def test_a_card_without_bf16_gets_no_16_bit_weights(decoder, by_formula):
 def test_the_longest_text_of_a_whisper_has_as_many_tokens_as_it_reads(tmp_path):
     asked = question(saved_speech(tmp_path), speech_recognition)
     assert longest_sample(Predictions(asked, keep=False), Plan.named("LoRA")) == 64
+
+
+def test_the_longest_sample_with_a_picture_has_room_for_a_text(tmp_path, monkeypatch):
+    """No sample is asked for that is shorter than its picture, which are 66 tokens here."""
+    asked = question(saved_seeing(tmp_path), image_text_to_text, length=100)
+    pictured = dataclasses.replace(asked.workload, image_size=128)
+    asked = dataclasses.replace(asked, workload=pictured)
+    lengths = []
+
+    def predict(predictions, plan, micro_batch, *, layers=(), length=0):
+        lengths.append(length)
+        return Facts(0, asked.card.memory - 2**31 + length * 2**23, {}, {})
+
+    monkeypatch.setattr(Predictions, "predict", predict)
+    monkeypatch.setattr(Predictions, "estimate", lambda *_, **options: Estimate(2**30, 1.0))
+    longest = longest_sample(Predictions(asked), Plan.named("LoRA"))
+    assert 66 < longest < 256 and min(lengths) > 66
+    monkeypatch.setattr(Predictions, "predict", lambda *_, **__: Facts(0, 2**50, {}, {}))
+    assert longest_sample(Predictions(asked), Plan.named("LoRA")) == 0
 
 
 def test_the_longest_is_found_where_the_twins_see_no_slope(monkeypatch):

@@ -23,7 +23,7 @@ ARROWS = {
     "facts": set(),
     "cache": {"facts"},
     "workers": set(),
-    "predictions": {"techniques", "question", "facts", "cache", "workers"},
+    "predictions": {"techniques", "layers", "question", "facts", "cache", "workers"},
     "script": {"changes", "techniques", "question"},
     "answer": {"techniques", "question", "facts"},
     "atlas": set(),

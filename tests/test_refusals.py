@@ -50,6 +50,7 @@ ASKED_WRONGLY = (
     '"tiny" has data of its own',
     '{} has no size "{}"',
     "{} of your own are not read here",
+    "image_size is for {} alone",
     "{} reads each picture as {} tokens",
     'pretrained=True is for size "tiny"',
     "{} is not a model for {}",

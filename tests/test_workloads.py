@@ -17,16 +17,18 @@ from tokenizers import ByteLevelBPETokenizer
 from helpers import (
     hardware,
     image_classification,
+    image_text_to_text,
     language_modelling,
     models,
     own_data,
+    predict,
     speech_recognition,
     text_classification,
     tiny,
     train,
     workloads,
 )
-from planned import saved_speech, saved_vision
+from planned import saved_seeing, saved_speech, saved_vision
 
 
 # ----------------------------------------------------------------------------------------- learning
@@ -359,6 +361,42 @@ def test_a_whisper_trains_on_thirty_seconds_and_a_text(tmp_path):
     assert run.tokens_per_second == pytest.approx(8 * run.samples_per_second)
 
 
+def test_a_model_that_sees_trains_on_pictures_in_texts(tmp_path):
+    """Its batches reach it whole, from a stream, too, of which Accelerate would cut them."""
+    workload = image_text_to_text(saved_seeing(tmp_path), length=20, image_size=32)
+    assert workload.title.endswith("20 tokens, of which a picture of 32 x 32")
+    assert image_text_to_text(str(tmp_path)).image_size == 512
+    first = workload.data("train")[0]
+    shapes = [{k: (v.shape, v.dtype) for k, v in one.items()} for one in (first, workload.sample())]
+    assert shapes[0] == shapes[1] and shapes[0]["pixel_values"][0] == (16, 3 * 2 * 8 * 8)
+    assert first["labels"].tolist() == [-100] * 6 + first["input_ids"][6:].tolist()
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter([workload.data("train")[k] for k in range(4)])
+
+    seen = []
+    trainer = workload.trainer(data=Stream(), per_device_train_batch_size=2, max_steps=2)
+    trainer.model.register_forward_pre_hook(
+        lambda _, args, options: seen.append(options["pixel_values"].shape[0]), with_kwargs=True
+    )
+    trainer.train()
+    assert seen == [32, 32]
+    run = train(workload, max_steps=3, per_device_train_batch_size=2)
+    assert run.tokens_per_second == pytest.approx(20 * run.samples_per_second)
+
+
+def test_pictures_are_predicted_with_all_their_patches(tmp_path):
+    """Of two pictures as many more bytes are kept as of one, though they stand in one row."""
+    workload = image_text_to_text(saved_seeing(tmp_path), length=600, image_size=256)
+    kept = [
+        predict(workload, gpu="T4", per_device_train_batch_size=n).by_category["activations"]
+        for n in (1, 2, 3)
+    ]
+    assert kept[2] - kept[1] == pytest.approx(kept[1] - kept[0], rel=0.05)
+    assert kept[0] == pytest.approx(kept[1] - kept[0], rel=0.2)
+
+
 def test_a_model_with_a_teacher_is_one_sentence(tmp_path):
     """It answers twice and has no loss; its name is another one than that of all the others."""
     told = {"architectures": ["DeiTForImageClassificationWithTeacher"]}
@@ -383,7 +421,16 @@ def test_a_model_without_tokens_of_one_width_is_one_sentence(kind, tmp_path):
     one_sentence(caught)
 
 
-OF_PICTURES, OF_SOUND = image_classification, speech_recognition
+OF_PICTURES, OF_SOUND, OF_BOTH = image_classification, speech_recognition, image_text_to_text
+
+
+@pytest.mark.parametrize("kind", ("Gemma3", "Llava", "Qwen2_5_VL", "Idefics3"))
+def test_other_models_that_see_are_one_sentence(kind, tmp_path):
+    getattr(transformers, f"{kind}Config")().save_pretrained(tmp_path)
+    for task in (image_text_to_text, language_modelling):
+        with pytest.raises(ValueError, match="has parts beside that for texts.*--script") as caught:
+            task(str(tmp_path))
+        one_sentence(caught)
 
 
 @pytest.mark.parametrize(
@@ -394,7 +441,12 @@ OF_PICTURES, OF_SOUND = image_classification, speech_recognition
         (OF_PICTURES, "tiny", {}, 'has no size "tiny": name a model'),
         (OF_PICTURES, "gpt2", {}, "gpt2 is not a model for image classification"),
         (OF_PICTURES, "whisper-small", {}, "is not a model for image classification"),
-        (OF_PICTURES, "qwen3-vl-4b", {}, "has parts beside that for texts"),
+        (OF_PICTURES, "qwen3-vl-4b", {}, "is not a model for image classification"),
+        (OF_BOTH, "qwen3-vl-4b", {"data": "cats.csv"}, "pictures of your own"),
+        (OF_BOTH, "qwen3-vl-4b", {"image_size": 8}, "into 32 x 32 pixels: take 32"),
+        (OF_BOTH, "qwen3-vl-4b", {"length": 2**18 + 1}, "reads 262144 tokens at most"),
+        (OF_BOTH, "gpt2", {}, "gpt2 is not a model for image text to text"),
+        (OF_BOTH, "large", {}, 'has no size "large": name a model, such as qwen3-vl-4b'),
         (OF_SOUND, "whisper-small", {"length": 449}, "reads 448 tokens at most"),
         (OF_SOUND, "whisper-small", {"data": "talks.csv"}, "recordings of your own"),
         (OF_SOUND, "large", {}, 'has no size "large": name a model, such as whisper-small'),

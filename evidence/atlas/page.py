@@ -161,6 +161,7 @@ def said_of(model: str) -> dict:
     return {
         "hub_id": question.hub_id,
         "task": question.workload.task,
+        "image_size": question.workload.image_size,
         "parameters": question.workload.parameters(),
         "vocabulary": getattr(config, "vocab_size", 0),
         "positions": positions(config),

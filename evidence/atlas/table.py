@@ -26,7 +26,8 @@ qwen2.5-14b mistral-nemo-12b llama-2-7b qwen3-32b powerlm-3b gpt2 gpt2-xl
 qwen3-30b-a3b mixtral-8x7b llama-3.1-70b qwen3-1.7b qwen2.5-0.5b qwen2.5-1.5b smollm2-135m
 smollm2-360m llama-2-13b qwen2.5-32b mistral-7b-v0.3 phi-4-mini deepseek-r1-distill-qwen-1.5b
 mistral-small-24b gemma-3-1b smollm3-3b gpt-oss-20b bert-base-uncased bert-large-uncased
-roberta-large modernbert-base vit-large-patch16-224 whisper-small whisper-large-v3-turbo qwen3-vl-4b""".split()
+roberta-large modernbert-base vit-large-patch16-224 whisper-small whisper-large-v3-turbo
+qwen3-vl-4b""".split()
 
 
 def names() -> list[str]:

@@ -16,6 +16,10 @@ from fake_cuda.units import PICTURES, SPEECH, TEXTS, TEXTS_AND_PICTURES, TOKENS
 from .hardware import GIB, data_file, describe, gib, suggest
 
 NAMED_BY_TYPE = {"whisper": SPEECH, "qwen3_vl": TEXTS_AND_PICTURES}  # not by a head's name
+# Text models that are published only inside a model that sees and hears, too: their class, and what
+# their weights' names begin with there, for `key_mapping` of from_pretrained. AutoModelForCausalLM
+# would give all of it; by other names the class would draw its weights at random.
+INSIDE = {"gemma4_text": ("Gemma4ForCausalLM", r"^model\.language_model")}
 REMEMBERED = 60  # seconds for which an answer of the hub, or none, is taken for the next one's
 
 

@@ -15,6 +15,7 @@ from fake_cuda.files import example_file
 from fake_cuda.scripts import Script
 from helpers import workloads
 from helpers.hardware import data_file, suggest, versions
+from helpers.models import INSIDE
 from helpers.prediction import Prediction, predict
 from helpers.settings import COUNTS, check_settings, todays
 from helpers.workload import Workload
@@ -229,6 +230,7 @@ def _values(workload: Workload, cut: Cut) -> dict[str, object]:
         ranks=cut.ranks,
         parallel=cut.parallel,
         tensor=cut.tensor,
+        inside=INSIDE.get(workload.config.model_type),
         cut=cut.parallel in CUT,
         layers=json.dumps(layers_of(skeleton)),
         plan={name: STYLES[style] for name, style in plan.items() if style in STYLES},
@@ -291,10 +293,8 @@ def _of_ranks(workload: Workload, cut: Cut) -> str:
     """Whether other ranks hold something else, in words."""
     if cut.parallel == "zero1":
         return "Each rank keeps the states of other weights, whole ones: rank 0 is shown."
-    even = all(
-        p.shape[0] % (cut.shards * cut.tensor) == 0 for p in _skeleton(workload).parameters()
-    )
-    if even or cut.parallel == "ddp":
+    rows = (p.shape[0] for p in _skeleton(workload).parameters())
+    if cut.parallel == "ddp" or all(n % (cut.shards * cut.tensor) == 0 for n in rows):
         return "All ranks hold as much."
     larger = "" if cut.tensor > 1 else ", and has the larger shards"
     return f"Some weights do not divide evenly: rank 0 is shown{larger}."

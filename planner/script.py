@@ -8,6 +8,7 @@ import jinja2
 from fake_cuda.files import example_file
 from fake_cuda.units import CLASSIFY, PICTURES, SPEECH, TEXTS_AND_PICTURES
 from helpers.hardware import versions
+from helpers.models import INSIDE
 from helpers.samples import patches_of, shape_of, sound_of, together, tokens_of_picture
 from helpers.tasks import MODELS, loss_of_step
 from helpers.workload import Workload
@@ -49,6 +50,7 @@ def _values(question: Question, plan: Plan, micro_batch: int) -> dict[str, objec
         "stack_names": json.dumps(stack_names(question.skeleton)),
         "targets": json.dumps(beside_experts(question.skeleton)),
         "auto_model": MODELS[workload.task].__name__,
+        "inside": INSIDE.get(workload.config.model_type),
         "model": json.dumps(question.hub_id),
         "dtype": question.dtype(plan),
         "head": json.dumps(head_name(question.skeleton)),

@@ -104,6 +104,8 @@ PARAMETERS = {
     "mistral-small-24b": 23_572_403_200,
     "deepseek-r1-distill-qwen-1.5b": 1_777_088_000,
     "phi-4-mini": 3_836_021_760,
+    "gemma-4-e2b": 4_628_569_344,
+    "gemma-4-e4b": 7_463_013_376,
 }
 
 
@@ -438,3 +440,24 @@ def test_configuration_gives_the_published_count(name):
         model = auto.from_config(config)
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
     assert AutoConfig.for_model(**written)._name_or_path == written["_name_or_path"]
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("gemma-4-e2b", 5_123_178_979), ("gemma-4-e4b", 7_996_157_418)]
+)
+def test_gemma_4_with_pictures_and_sound_is_the_published_file(name, numbers):
+    """Its text model is published nowhere else. The file also has keys and values of layers that
+    take those of others, which no model reads: as many as other layers have."""
+    text = AutoConfig.from_pretrained(DATA / "configs" / f"{name}.json")
+    towers = dict(vision_config={"use_clipped_linears": True}, audio_config={})
+    whole = AutoConfig.for_model("gemma4", text_config=text.to_dict(), **towers)
+    first = text.num_hidden_layers - text.num_kv_shared_layers
+    text.num_kv_shared_layers = 0
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(whole)
+        layers = AutoModelForCausalLM.from_config(text).model.layers[first:]
+    held = [p for n, p in model.state_dict().items() if n != "lm_head.weight"]  # tied
+    for layer in layers:
+        part = layer.self_attn
+        held += [part.k_proj.weight, part.v_proj.weight, part.k_norm.weight]
+    assert sum(p.numel() for p in held) == numbers

@@ -21,7 +21,7 @@ HOMES = {  # the public names of each module; `show` is one itself
     "text_classification",
 }
 __all__ = sorted(name for names in HOMES.values() for name in names.split())
-MODULES = {*HOMES, *"host models own_data samples settings tasks tiny trainers".split()}
+MODULES = {*HOMES, *"host kernels models own_data samples settings tasks tiny trainers".split()}
 
 
 def refuse_other_versions() -> None:

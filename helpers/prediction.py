@@ -22,9 +22,10 @@ from fake_cuda.scripts import Script
 from . import hardware
 from .hardware import GPU, device, gib, this_gpu
 from .host import host_of
+from .kernels import kernels_note
 from .memory import spare_what_is_loaded
 from .runs import compare
-from .settings import arguments_for_two_steps, liger_note, todays
+from .settings import arguments_for_two_steps, todays
 from .workload import Workload
 
 
@@ -192,8 +193,7 @@ def _training(
 ) -> _Asked:
     """Two steps of the real `Trainer`, and an evaluation's batch where one is asked for."""
     arguments, note = arguments_for_two_steps(settings, optimizer, card)
-    if settings.get("use_liger_kernel"):
-        note = " ".join(filter(None, (note, liger_note(workload.config.model_type))))
+    said = note, kernels_note(workload.config, bool(settings.get("use_liger_kernel")))
     changed = workload.with_model(_fp16_as_bf16) if settings.get("fp16") else workload
     samples = settings.get("per_device_train_batch_size", 8)
     samples *= settings.get("gradient_accumulation_steps", 1)
@@ -209,6 +209,7 @@ def _training(
         return trainer  # its tensors live on until the log is closed
 
     tokens = samples * workload.length
+    note = " ".join(filter(None, said))
     return _Asked(run, workload.title, note, workload.changed, samples, tokens)
 
 

@@ -1,8 +1,5 @@
 """Keywords of `TrainingArguments`: today's names, and what is refused before a run."""
 
-import ast
-import importlib.util
-import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from numbers import Integral
@@ -11,6 +8,7 @@ from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from .hardware import GPU, suggest, supports
+from .kernels import missing_for_liger
 
 # Names of the guides' years that today's TrainingArguments no longer has, or is about to drop.
 RENAMED = {
@@ -109,68 +107,11 @@ def _check_liger(on_cpu: bool) -> None:
             "use_liger_kernel=True needs a card, a CPU cannot run Triton's kernels: leave it out, "
             'or predict it for a card with gpu="RTX 3090"'
         )
-    if missing := _missing_for_liger():
+    if missing := missing_for_liger():
         raise ValueError(
             f"use_liger_kernel=True needs the package {missing}: on Linux, python -m pip "
             "install -c constraints.txt -e '.[liger]' installs it"
         )
-
-
-def _missing_for_liger() -> str:
-    names = "triton", "liger_kernel"
-    return next((name for name in names if importlib.util.find_spec(name) is None), "")
-
-
-def why_no_liger(model_type: str) -> str:
-    """Why `use_liger_kernel=True` would spare a language model no logits here; "" if it does.
-
-    Args:
-        model_type: as a configuration names it, such as "llama".
-    """
-    if missing := _missing_for_liger():
-        return f"the package {missing} is not installed here"
-    try:
-        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-    except ImportError as error:  # of another time than torch or transformers
-        return f"the package liger_kernel cannot be imported here: {error}"
-
-    apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type)
-    if apply is None:
-        return f"Liger has none for {model_type}"
-    if broken := _broken(apply):
-        return broken
-    fused = inspect.signature(apply).parameters.get("fused_linear_cross_entropy")
-    return "" if fused and fused.default else f"Liger has no fused loss for {model_type}"
-
-
-def liger_note(model_type: str) -> str:
-    """What has to be said of `use_liger_kernel=True` for a kind of model, such as "llama".
-
-    Raises:
-        ValueError: training would end in an error.
-    """
-    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-
-    apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type)
-    if apply is None:
-        return f"Liger has no kernels for {model_type}: the flag changes nothing."
-    if broken := _broken(apply):
-        raise ValueError(f"use_liger_kernel=True would end in an error, {broken}: leave it out")
-    return ""
-
-
-def _broken(apply: Callable) -> str:
-    """Why Liger's function for a kind of model cannot run, "" if it can: what it imports from Liger
-    when it is called may ask transformers for what was there at another time."""
-    found = ast.walk(ast.parse(inspect.getsource(apply)))
-    names = {node.module for node in found if isinstance(node, ast.ImportFrom)}
-    for name in sorted(name for name in names if name.startswith("liger_kernel")):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            why = str(error).partition(" from ")[0]
-            return f"Liger's {name.rpartition('.')[2]} does not fit this transformers ({why})"
-    return ""
 
 
 def _usual() -> dict[str, object]:

@@ -12,9 +12,9 @@ import transformers
 from fake_cuda.units import TEXTS_AND_PICTURES, TOKENS
 from helpers import hardware, own_data, workloads
 from helpers.hardware import GIB, GPU, data_file, gib, supports
+from helpers.kernels import why_no_liger
 from helpers.prediction import CONTEXT
 from helpers.runs import load
-from helpers.settings import why_no_liger
 from helpers.tasks import MODELS
 from helpers.workload import Workload
 

@@ -19,7 +19,8 @@ HELPERS = {
     "hardware": set(),
     "runs": {"hardware"},
     "memory": {"hardware"},
-    "settings": {"hardware"},
+    "kernels": set(),
+    "settings": {"hardware", "kernels"},
     "models": {"hardware"},
     "tiny": {"hardware"},
     "tasks": {"hardware"},
@@ -29,7 +30,7 @@ HELPERS = {
     "workload": {"hardware", "samples", "tasks", "tiny", "trainers"},
     "workloads": {"models", "own_data", "samples", "tasks", "tiny", "workload"},
     "host": {"hardware"},
-    "prediction": {"hardware", "host", "memory", "runs", "settings", "workload"},
+    "prediction": {"hardware", "host", "kernels", "memory", "runs", "settings", "workload"},
     "training": {"hardware", "memory", "prediction", "runs", "settings", "workload", "workloads"},
     "show": {"hardware", "runs"},
 }

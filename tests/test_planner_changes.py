@@ -87,8 +87,10 @@ def small(config):
     """The same kind of model with two narrow layers; None where the head is no mere product."""
     shape = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, head_dim=16)
     shape |= dict(num_key_value_heads=2, intermediate_size=128, vocab_size=257, pad_token_id=0)
-    shape |= dict(bos_token_id=1, eos_token_id=2, max_position_embeddings=64)
-    told = {key: value for key, value in config.to_dict().items() if "layer_types" not in key}
+    shape |= dict(bos_token_id=1, eos_token_id=2, max_position_embeddings=64, use_cache=False)
+    each = "layer_types", "per_layer_config", "num_kv_shared_layers"  # of layers that are not there
+    told = config.to_dict().items()
+    told = {key: value for key, value in told if not any(name in key for name in each)}
     rope = told.get("rope_parameters") or {}
     for key in rope.keys() & {"long_factor", "short_factor"}:  # one for two turned dimensions
         rope[key] = rope[key][: int(shape["head_dim"] * rope["partial_rotary_factor"]) // 2]

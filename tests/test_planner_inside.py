@@ -1,4 +1,7 @@
-"""Gemma 4's text model is published inside one that sees and hears: what is pasted takes it out."""
+"""Text models that are published inside a model that sees and hears: what is pasted takes them out.
+
+Gemma 4's is asked for by name; Qwen3.5's is what AutoModelForCausalLM gives.
+"""
 
 import sys
 from pathlib import Path
@@ -33,6 +36,14 @@ SHAPE |= dict(sliding_window=16, max_position_embeddings=64, initializer_range=0
 TOWER = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
 TOWER |= dict(num_key_value_heads=2, head_dim=8, position_embedding_size=16)
 
+LINEAR = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4)
+LINEAR |= dict(
+    num_key_value_heads=2, head_dim=16, linear_num_key_heads=8, linear_num_value_heads=32
+)
+LINEAR |= dict(linear_key_head_dim=16, linear_value_head_dim=16, vocab_size=257)
+LINEAR |= dict(max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=True)
+SEES = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=64)
+
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
@@ -45,6 +56,19 @@ def published(tmp_path_factory):
     )
     transformers.set_seed(0)
     transformers.Gemma4ForConditionalGeneration(both).save_pretrained(whole)
+    return str(whole), str(text)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """The same of Qwen3.5."""
+    whole, text = (tmp_path_factory.mktemp(name) for name in ("whole", "text"))
+    config = transformers.Qwen3_5TextConfig(**LINEAR, architectures=["Qwen3_5ForCausalLM"])
+    config.save_pretrained(text)
+    options = dict(vision_config=SEES, tie_word_embeddings=True)
+    both = transformers.Qwen3_5Config(text_config=config.to_dict(), **options)
+    transformers.set_seed(0)
+    transformers.Qwen3_5ForConditionalGeneration(both).save_pretrained(whole)
     return str(whole), str(text)
 
 
@@ -157,3 +181,17 @@ def test_the_model_is_told_by_itself(shared, tmp_path):
     assert estimate.need == pytest.approx(found.question.need(full.peak_reserved), rel=0.02)
     assert estimate.seconds == pytest.approx(full.step_seconds, rel=0.05)
     assert found._twins == [()]
+
+
+@pytest.mark.parametrize("kind", ("full", "full in bf16", "LoRA", "QLoRA"))
+@pytest.mark.parametrize("way", ("", "checkpointing"))
+def test_the_code_of_linear_attention_keeps_its_promise(kind, way, qwen, pasted):  # noqa: F811
+    name, asked = ", ".join(filter(None, (kind, way))), asked_of(qwen, batch=4)
+    ran = pasted(asked, name, 2)
+    rounded = "bf16" in name or "bf16" in asked.settings(Plan.named(name), 1)
+    assert distance(ran.gradients, by_hand(asked, kind, ran.batch)) < (0.05 if rounded else 1e-4)
+    check_saved(ran, asked, name, kind)
+    whole = transformers.AutoModelForImageTextToText.from_pretrained(qwen[0]).state_dict()
+    begun = prepared(asked, "full").state_dict()
+    inside = {n.replace("model.language_model.", "model."): p for n, p in whole.items()}
+    assert all(torch.equal(inside[n], p) for n, p in begun.items() if n != "lm_head.weight")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from helpers import settings
+from helpers import kernels
 from helpers.workloads import text_classification
 from planned import SHAPE, question, saved_decoder, saved_encoder
 from planner.answer import Fit
@@ -76,7 +76,7 @@ def test_without_the_package_the_planner_answers_with_chunks(llama, monkeypatch)
         with monkeypatch.context() as patch:
             gone = {missing: None}
             patch.setattr(
-                settings.importlib.util, "find_spec", lambda n, gone=gone: gone.get(n, there(n))
+                kernels.importlib.util, "find_spec", lambda n, gone=gone: gone.get(n, there(n))
             )
             if missing == "liger_kernel" and there("triton") is None:
                 continue
@@ -102,8 +102,8 @@ def test_a_head_that_does_more_than_a_product_has_neither(tmp_path):
 
 @needs_liger
 def test_without_a_fused_loss_it_spares_no_logits():
-    assert settings.why_no_liger("llama") == settings.why_no_liger("qwen3") == ""
-    assert settings.why_no_liger("granite") == "Liger has no fused loss for granite"
+    assert kernels.why_no_liger("llama") == kernels.why_no_liger("qwen3") == ""
+    assert kernels.why_no_liger("granite") == "Liger has no fused loss for granite"
 
 
 APPLIED = """
@@ -123,12 +123,13 @@ def test_kernels_that_cannot_be_imported_are_not_offered():
     command = [sys.executable, "-c", APPLIED.format(kinds=kinds)]  # it changes classes for good
     broken = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     for kind in kinds:
+        config = transformers.AutoConfig.for_model(kind)
         if kind not in broken:
-            assert settings.why_no_liger(kind) == settings.liger_note(kind) == ""
+            assert kernels.why_no_liger(kind) == kernels.kernels_note(config, True) == ""
             continue
-        assert "does not fit this transformers" in settings.why_no_liger(kind)
+        assert "does not fit this transformers" in kernels.why_no_liger(kind)
         with pytest.raises(ValueError, match="would end in an error, Liger's"):
-            settings.liger_note(kind)
+            kernels.kernels_note(config, True)
 
 
 @needs_liger

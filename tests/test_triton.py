@@ -8,7 +8,7 @@ import transformers
 
 from fake_cuda import NotSimulated, simulate
 from fake_cuda.launches import pointers, programs
-from helpers import language_modelling, predict, settings, text_classification
+from helpers import kernels, language_modelling, predict, text_classification
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -261,9 +261,23 @@ def test_what_liger_has_no_kernels_for_is_said():
     assert found.note.startswith("Liger has no kernels for bert")
 
 
+def test_kernels_of_packages_that_are_missing_are_said(monkeypatch):
+    """transformers computes Qwen3.5's linear attention without them, more slowly."""
+    qwen = transformers.Qwen3_5TextConfig()
+    there = kernels.importlib.util.find_spec
+    gone = dict.fromkeys(kernels.PACKAGES)  # no package has a place
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda n: gone.get(n, n and there(n)))
+    said = kernels.kernels_note(qwen, True)
+    assert said.startswith("Without causal-conv1d and flash-linear-attention, as here, ")
+    assert kernels.kernels_note(transformers.LlamaConfig(), True) == ""
+    assert kernels.kernels_note(transformers.ViTConfig(), False) == ""
+    gone["fla"] = gone["causal_conv1d"] = "a place"
+    assert kernels.kernels_note(qwen, False) == ""
+
+
 def test_liger_needs_a_card_and_its_packages(tiny, monkeypatch):
     with pytest.raises(ValueError, match="use_liger_kernel=True needs a card"):
         predict(tiny, gpu="cpu", use_liger_kernel=True)
-    monkeypatch.setattr(settings.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs the package triton: on Linux, .*\[liger\]"):
         predict(tiny, gpu="T4", use_liger_kernel=True)

@@ -1,4 +1,5 @@
-"""Kernels of other packages that a model may be computed with: Liger's, and those of linear layers."""
+"""Kernels of other packages with which a model may be computed: Liger's, and those of attention
+that is linear."""
 
 import ast
 import importlib.util

@@ -208,9 +208,8 @@ def _training(
             trainer.prediction_step(trainer.model.eval(), batch, loss_only)
         return trainer  # its tensors live on until the log is closed
 
-    tokens = samples * workload.length
-    note = " ".join(filter(None, said))
-    return _Asked(run, workload.title, note, workload.changed, samples, tokens)
+    found = run, workload.title, " ".join(filter(None, said)), workload.changed
+    return _Asked(*found, samples, samples * workload.length)
 
 
 def _own_function(run: Callable, card: GPU | None) -> _Asked:

@@ -27,16 +27,18 @@ def layers_are_alike(model: torch.nn.Module) -> bool:
 
 
 def differ_by_number(config) -> bool:
-    """Whether some layers do more than others by their number alone: to what the first ones of a
-    Qwen3-VL return a picture's deeper features are added (DeepStack). Its other tower takes half of
-    the time, so that few layers of this one would tell hardly sooner.
+    """Whether some layers do other things than others by their number alone: the last ones of a
+    Gemma 4 take keys and values of an earlier one, and to what the first ones of a Qwen3-VL return
+    a picture's deeper features are added (DeepStack). That one's other tower takes half of the
+    time, so that few layers would tell hardly sooner.
 
     >>> from transformers import LlamaConfig, Qwen3VLConfig
     >>> differ_by_number(LlamaConfig()), differ_by_number(Qwen3VLConfig())
     (False, True)
     """
     vision = getattr(config, "vision_config", None)
-    return bool(getattr(vision, "deepstack_visual_indexes", None))
+    deep = getattr(vision, "deepstack_visual_indexes", None)
+    return bool(deep or getattr(config.get_text_config(), "num_kv_shared_layers", 0))
 
 
 def _described(layer: torch.nn.Module, number: int) -> list[tuple]:

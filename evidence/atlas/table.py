@@ -27,7 +27,7 @@ qwen3-30b-a3b mixtral-8x7b llama-3.1-70b qwen3-1.7b qwen2.5-0.5b qwen2.5-1.5b sm
 smollm2-360m llama-2-13b qwen2.5-32b mistral-7b-v0.3 phi-4-mini deepseek-r1-distill-qwen-1.5b
 mistral-small-24b gemma-3-1b smollm3-3b gpt-oss-20b bert-base-uncased bert-large-uncased
 roberta-large modernbert-base vit-large-patch16-224 whisper-small whisper-large-v3-turbo
-qwen3-vl-4b""".split()
+qwen3-vl-4b gemma-4-e2b gemma-4-e4b""".split()
 
 
 def names() -> list[str]:

@@ -94,7 +94,7 @@ def pasted(monkeypatch, tmp_path):
         assert ("learning_rate=5e-4," in text) == ("LoRA" in name)
         text = text.replace("learning_rate=5e-4", "learning_rate=1e-2")  # few steps
         text = text.replace("train_dataset = [sample]", "_ = [sample]").replace(
-            "=train_dataset)", f"=SAMPLES{'' if 'data_collator=' in text else PADDED})"
+            "=train_dataset)", f"=SAMPLES{'' if 'data_collator=together' in text else PADDED})"
         )
         rows, seen = samples(asked), {}
 

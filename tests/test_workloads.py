@@ -393,7 +393,7 @@ def test_pictures_are_predicted_with_all_their_patches(tmp_path):
         predict(workload, gpu="T4", per_device_train_batch_size=n).by_category["activations"]
         for n in (2, 3, 4)
     ]
-    assert kept[2] - kept[1] == pytest.approx(kept[1] - kept[0], rel=0.05)
+    assert kept[2] - kept[1] == pytest.approx(kept[1] - kept[0], rel=0.1)
     assert kept[0] == pytest.approx(2 * (kept[1] - kept[0]), rel=0.2)
 
 

@@ -132,7 +132,7 @@
 
   function nearestMiss(asked) {
     const kind = index.kinds.find((one) => one.name === index.smallest);
-    return recipe(asked, kind, ways(asked).pop(), 1);
+    return ways(asked).map((way) => recipe(asked, kind, way, 1)).filter(Boolean).pop(); // saves most
   }
 
   function smallestCard(asked, one) {
@@ -332,14 +332,15 @@
       return;
     }
     const miss = nearestMiss(asked);
+    const nothing = left ? "nothing that is recorded fits" : "nothing fits";
     if (!miss) {
-      state.replaceChildren(`${about}: nothing fits, nor a card that is recorded. `, ...whole);
+      state.replaceChildren(`${about}: ${nothing}, nor a card that is recorded. `, ...whole);
       place.append(allCards(asked), allModels(asked));
       return;
     }
     const small = smallestCard(asked, miss);
     const remedy = small ? `it would fit on ${small.name}` : "no known card of its kind holds it";
-    const words = `${about}: nothing fits. The nearest miss needs ${gib(miss.need)}: ${remedy}. `;
+    const words = `${about}: ${nothing}. The nearest miss needs ${gib(miss.need)}: ${remedy}. `;
     state.replaceChildren(words, ...whole);
     place.append(allCards(asked), allModels(asked), shown(asked, miss, false));
   }

@@ -222,9 +222,10 @@ class Asked:
         return sorted(found, key=lambda one: one.seconds) if order == FASTEST else found
 
     def miss(self) -> Found | None:
-        """What needs least."""
+        """What saves most of what is recorded."""
         kind = next(k for k in self.index["kinds"] if k["name"] == self.index["smallest"])
-        return self.of(kind, self.ways()[-1], 1) if self.family else None
+        ways = reversed(self.ways()) if self.family else ()
+        return next(filter(None, (self.of(kind, way, 1) for way in ways)), None)
 
     def smallest_card(self, one: Found) -> str:
         """The smallest known card that holds a recipe; "" for none."""

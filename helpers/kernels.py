@@ -97,6 +97,6 @@ def _without_packages(config: PreTrainedConfig) -> str:
     missing = [p for name, p in PACKAGES.items() if name in named and not _installed(name)]
     said = (
         f"Without {' and '.join(missing)}, as here, transformers computes its layers by torch's "
-        "operations; with them a step takes other memory and less time."
+        "operations; with them a step takes other memory and other time."
     )
     return said if missing else ""

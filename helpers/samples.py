@@ -15,8 +15,11 @@ IMAGE_SIZE = 512  # pixels of a side, where a model reads pictures of any size
 NO_TOKENS = (
     "{} does not read a picture as tokens of one width: give a script that trains it, by --script"
 )
+# Of a side of a square. Smaller pictures the processor of Qwen3-VL enlarges, larger ones it shrinks:
+# preprocessor_config.json of its checkpoints has 65,536 to 16,777,216 pixels.
+LEAST_SIZE, MOST_SIZE = 256, 4096
 USUAL = 1024  # tokens of a sample with a picture
-A_TOKEN = 100  # no special token of any tokenizer
+A_TOKEN = 100  # any one
 
 
 def one_sample(
@@ -163,15 +166,15 @@ def after_picture(
 
 
 def together(samples):
-    """A batch: pictures one after another, and texts filled up to the longest; no token before
-    looks at what stands at the end."""
-    filling = {"input_ids": 0, "attention_mask": 0, "mm_token_type_ids": 0, "labels": -100}
+    """A batch: all pictures one after another, and texts filled up to the longest. No token looks
+    at what stands behind it: a mask would take memory and time for nothing."""
+    filling = {"input_ids": 0, "mm_token_type_ids": 0, "labels": -100}
     batch = {}
-    for name in samples[0]:
-        found = [torch.as_tensor(sample[name]) for sample in samples]
+    for name in ("input_ids", "mm_token_type_ids", "pixel_values", "image_grid_thw", "labels"):
+        found = [torch.as_tensor(sample[name]) for sample in samples if name in sample]
         if name in filling:
             batch[name] = pad_sequence(found, batch_first=True, padding_value=filling[name])
-        else:
+        elif found:  # a text may have no picture
             batch[name] = torch.cat(found)
     return batch
 
@@ -180,8 +183,8 @@ def pictured(
     config: PreTrainedConfig, length: int, image_size: int, random: torch.Generator
 ) -> dict[str, torch.Tensor]:
     """A random picture with a text of random tokens."""
-    few = config.text_config.vocab_size // 2
-    ids = torch.randint(min(A_TOKEN, few), few, (length,), generator=random)  # specials come last
+    few = config.text_config.vocab_size // 2  # special tokens come last
+    ids = torch.randint(min(A_TOKEN, few // 2), few, (length,), generator=random)
     pixels = torch.randn(patches_of(config, image_size), generator=random)
     return after_picture(config, image_size, ids, pixels)
 
@@ -196,8 +199,10 @@ def beside_texts(
             raise ValueError(f"{name} reads {most} tokens at most")
         return length or most, partial(Drawn, partial(recording, config, length or most))
     if task == TEXTS_AND_PICTURES:
-        length = length or max(USUAL, 2 * len(tokens_of_picture(config, image_size)))
-        refuse_size(name, config, length, image_size)
+        refuse_size(name, config, image_size)
+        tokens = len(tokens_of_picture(config, image_size))
+        length = length or max(USUAL, 2 * tokens)
+        refuse_length(name, config, length, image_size, tokens)
         return length, partial(Drawn, partial(pictured, config, length, image_size))
     tokens = picture_tokens(config, name)
     if length not in (None, tokens):
@@ -205,18 +210,28 @@ def beside_texts(
     return tokens, partial(Drawn, partial(picture, config))
 
 
-def refuse_size(name: str, config: PreTrainedConfig, length: int, image_size: int) -> None:
-    """ValueError for a picture that cannot be cut, or for which a text has no room."""
-    vision, most = config.vision_config, config.text_config.max_position_embeddings
-    side = vision.patch_size * vision.spatial_merge_size
-    if image_size < side or image_size % side:
-        near = max(1, round(image_size / side)) * side
+def refuse_size(name: str, config: PreTrainedConfig, image_size: int) -> None:
+    """ValueError for a size of pictures that no processor makes."""
+    if type(image_size) is not int or not LEAST_SIZE <= image_size <= MOST_SIZE:
+        raise ValueError(
+            f"{name} reads pictures of {LEAST_SIZE} to {MOST_SIZE:,} pixels a side, and not of "
+            f"{image_size!r}: its processor makes others of that size"
+        )
+    side = config.vision_config.patch_size * config.vision_config.spatial_merge_size
+    if image_size % side:
+        near = round(image_size / side) * side
         raise ValueError(f"{name} cuts pictures into {side} x {side} pixels: take {near} of a side")
-    tokens = len(tokens_of_picture(config, image_size))
+
+
+def refuse_length(
+    name: str, config: PreTrainedConfig, length: int, image_size: int, tokens: int
+) -> None:
+    """ValueError for a text that has no room beside the tokens of its picture, or is too long."""
     if length <= tokens:
         raise ValueError(
             f"{name} reads a picture of {image_size} x {image_size} as {tokens:,} tokens, so that "
             f"{length:,} leave none for a text: choose more, or a smaller picture"
         )
+    most = config.text_config.max_position_embeddings
     if length > most:
         raise ValueError(f"{name} reads {most} tokens at most")

@@ -12,15 +12,10 @@ from fake_cuda.units import CLASSIFY, TEXTS_AND_PICTURES
 
 from .hardware import device
 
-# Of a stream Accelerate takes as many rows of each tensor as a batch has samples, so that it would
-# cut off patches (accelerate/data_loader.py: DataLoaderDispatcher).
-WHOLE_BATCHES = {"dispatch_batches": False}
-
 
 def usual_arguments(workload) -> dict:
     """What a run's `TrainingArguments` are unless told otherwise: nothing is saved or sent."""
-    pictures = workload.task == TEXTS_AND_PICTURES
-    return ({"accelerator_config": WHOLE_BATCHES} if pictures else {}) | {
+    return {
         "output_dir": str(Path(tempfile.gettempdir()) / "one-gpu-measured"),
         "save_strategy": "no",
         "report_to": "none",
@@ -58,9 +53,7 @@ def new_trainer(
         # multiply the gradient by the accumulation steps (transformers issue 47688, lesson 04).
         base.accepts_loss_kwargs = False
     elif workload.task == TEXTS_AND_PICTURES:
-        # Its class says no, and its loss takes that number all the same: without it each
-        # micro-batch would weigh alike, however many labels it has.
-        base.accepts_loss_kwargs = True
+        with_pictures(base, args)
     trainer = Trainer(
         model,
         args,
@@ -77,6 +70,25 @@ def new_trainer(
         if trainer.optimizer is None:  # for the Trainer that would mean AdamW
             raise ValueError("a function given as optimizer must return the optimizer")
     return trainer
+
+
+def with_pictures(model: torch.nn.Module, args: TrainingArguments) -> None:
+    """What a Qwen3-VL needs, for the loss of all labels of a step and for whole batches.
+
+    Raises:
+        ValueError: labels are to be smoothed, which Trainer does to each token's own label and not
+            to the next one's: it does not know the class (`compute_loss`).
+    """
+    if args.label_smoothing_factor:
+        raise ValueError(
+            "label_smoothing_factor compares tokens with themselves here: leave it out"
+        )
+    # Its class says no, and its loss takes the number of labels all the same: without it each
+    # micro-batch would weigh alike, however many it has.
+    model.accepts_loss_kwargs = True
+    # Of a stream Accelerate takes as many rows of each tensor as a batch has samples, so that it
+    # would cut off patches (accelerate/data_loader.py: DataLoaderDispatcher).
+    args.accelerator_config.dispatch_batches = False
 
 
 def on_one_card(args: TrainingArguments) -> None:

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from transformers import Trainer, TrainerCallback
 
 from .hardware import device, gib
+from .kernels import kernels_note
 from .memory import accelerator_bytes, free, live_bytes, measure, spare_what_is_loaded
 from .prediction import predict
 from .runs import Run
@@ -120,6 +121,17 @@ def _progress(steps: int) -> tqdm:
     return tqdm(total=steps, leave=False, desc="training", unit="step", **output)
 
 
+def _refuse_what_cannot_run(
+    workload: Workload, optimizer: Callable | None, settings: dict, on_cpu: bool
+) -> None:
+    """ValueError for settings that would end in an error; MemoryError where a CPU has no room."""
+    check_settings(settings, optimizer, on_cpu)
+    if settings.get("use_liger_kernel"):
+        kernels_note(workload.config, True)
+    if on_cpu:
+        _refuse_what_cannot_fit(workload, optimizer, settings)
+
+
 def _refuse_what_cannot_fit(workload: Workload, optimizer, settings: dict) -> None:
     """MemoryError before a CPU run that would fill the machine; small models are not looked at."""
     room = psutil.virtual_memory().available
@@ -178,9 +190,7 @@ def train(
     spare_what_is_loaded()
     on_cpu = device().type == "cpu"
     settings, renamed = todays(settings)
-    check_settings(settings, optimizer, on_cpu)
-    if on_cpu:
-        _refuse_what_cannot_fit(workload, optimizer, settings)
+    _refuse_what_cannot_run(workload, optimizer, settings, on_cpu)
     length = {} if {"max_steps", "num_train_epochs"} & settings.keys() else {"max_steps": STEPS}
     free()
     foreign = live_bytes() if on_cpu else accelerator_bytes()  # what others hold is not this run's

@@ -141,7 +141,7 @@ def named(
     config, weights, name = find_model(name)
     refuse_model(name, task, config)
     if task == TEXTS_AND_PICTURES:
-        image_size = image_size or IMAGE_SIZE
+        image_size = IMAGE_SIZE if image_size is None else image_size
         config.text_config.use_cache = False  # keys and values are cached for generation only
     if task not in LARGE:
         length, read = beside_texts(name, task, config, length, image_size)

@@ -199,7 +199,9 @@ class Fit:
         fits = bool(self.recipes)
         told = {
             "model": asked.workload.name,
+            "task": asked.workload.task,
             "length": asked.workload.length,
+            "image_size": asked.workload.image_size,
             "batch": asked.batch,
             "gpu": asked.card.facts["asked"],
             "memory": asked.card.memory,

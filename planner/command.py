@@ -168,12 +168,12 @@ def _model_predicted(options: argparse.Namespace) -> tuple:
     batch = settings.get("per_device_train_batch_size", 8)
     words = workload.task.replace("_", " ")
     title = f"{words}, batch of {batch} x {workload.length:,} tokens\n"
-    return found, title, {"task": workload.task}
+    return found, title, {"task": workload.task, "image_size": workload.image_size}
 
 
 def _rank_asked(options: argparse.Namespace) -> tuple[tuple, dict]:
     """What the functions of `ranks` are asked: by place, and by name."""
-    if options.task not in (None, "language_modelling") or options.image_size:
+    if options.task not in (None, "language_modelling") or options.image_size is not None:
         raise ValueError("--parallel is for language modelling: give a script of your own")
     asked = options.size, options.ranks, options.parallel, options.tensor or 1
     return asked, dict(map(setting, options.settings)) | {"length": options.length}

@@ -24,7 +24,9 @@ def find(options: argparse.Namespace) -> Fit | Several:
     """
     if not options.gpus:
         return _recorded(options) or _predicted(options)
-    if alone := next((name for name in ALONE if getattr(options, name)), ""):
+    asked = {name: getattr(options, name) for name in ALONE}
+    given = (name for name, value in asked.items() if value is not None and value is not False)
+    if alone := next(given, "").replace("_", "-"):
         raise ValueError(f"--{alone} is for one card, and --gpus names several: leave out one")
     from .search_several import fit_several
     from .workers import usual_number

@@ -41,7 +41,7 @@ def _values(question: Question, plan: Plan, micro_batch: int) -> dict[str, objec
     settings = question.settings(plan, micro_batch).items()
     return {
         "torch": versions()["torch"].partition("+")[0],
-        "packages": _packages(plan),
+        "packages": _packages(plan, workload.task),
         "techniques": {technique.name for technique in plan.techniques},
         "functions": _functions(plan, question.mixture, workload.task),
         "unpacked": question.unpacked,
@@ -70,9 +70,10 @@ def _values(question: Question, plan: Plan, micro_batch: int) -> dict[str, objec
     }
 
 
-def _packages(plan: Plan) -> list[str]:
+def _packages(plan: Plan, task: str) -> list[str]:
     """What pip is to install, with the versions that were predicted; torch is there."""
     names = ["transformers", "accelerate"]
+    names += ["torchvision", "pillow"] if task == TEXTS_AND_PICTURES else []  # its processor's
     names += [package for technique in plan.techniques for package in technique.packages]
     known = versions()  # one for Linux alone may be missing here
     return [f"{name}=={known[name]}" if name in known else name for name in dict.fromkeys(names)]

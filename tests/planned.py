@@ -58,13 +58,13 @@ def saved_speech(folder) -> str:
     return str(folder)
 
 
-def saved_seeing(folder, **text) -> str:
-    """A Qwen3-VL that reads squares of 16 pixels; to its first layer a deeper feature is added."""
+def saved_seeing(folder, patch=64) -> str:
+    """A Qwen3-VL to whose first layer a deeper feature is added; two patches a side are a token."""
     quiet = {"initializer_range": 0.2}
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
-    text = SHAPE | {"vocab_size": 257, "head_dim": 16, "num_key_value_heads": 2} | quiet | text
+    text = SHAPE | {"vocab_size": 257, "head_dim": 16, "num_key_value_heads": 2} | quiet
     vision = {"depth": 2, "hidden_size": 64, "num_heads": 4, "intermediate_size": 128}
-    vision |= {"patch_size": 8, "out_hidden_size": 64, "num_position_embeddings": 64} | quiet
+    vision |= {"patch_size": patch, "out_hidden_size": 64, "num_position_embeddings": 64} | quiet
     special = {"image_token_id": 250, "video_token_id": 251}
     special |= {"vision_start_token_id": 252, "vision_end_token_id": 253}
     config = transformers.Qwen3VLConfig(
@@ -80,7 +80,7 @@ def saved_seeing(folder, **text) -> str:
 def question(model, task=language_modelling, gpu="RTX 4090", length=16, **options) -> Question:
     options = {"batch": 2, "margin": 0.03, "hub_id": model} | options
     about = {} if task in (image_classification, speech_recognition) else {"length": length}
-    about |= {"image_size": 32} if task is image_text_to_text else {}
+    about |= {"image_size": 256} if task is image_text_to_text else {}
     return Question(task(model, **about), find_card(gpu), **options)
 
 
@@ -105,7 +105,8 @@ def formula(predictions, plan, micro_batch, *, layers=(), length=0):
 
 def samples(asked: Question) -> list[dict]:
     """Four samples of unlike lengths and numbers of labels; half of one is a text of its own. Or
-    four pictures, alone or with such texts; or sound with texts that are filled up."""
+    four pictures; or texts with pictures of unlike sizes, and one without; or sound with texts that
+    are filled up."""
     if asked.workload.task == "image_classification":
         return [asked.workload.data("train")[k] | {"labels": torch.tensor(k % 2)} for k in range(4)]
     if asked.workload.task == "speech_recognition":
@@ -115,9 +116,13 @@ def samples(asked: Question) -> list[dict]:
         return found
     random, found = torch.Generator().manual_seed(0), []
     if asked.workload.task == "image_text_to_text":  # pictures of unlike sizes
-        for side, counted in zip((32, 64, 32, 16), LABELS, strict=True):
-            sample = pictured(asked.workload.config, PROMPT + counted, side, random)
+        for side, counted in zip((256, 512, 0, 256), LABELS, strict=True):
+            sample = pictured(asked.workload.config, PROMPT + counted, side or 256, random)
             sample["labels"][:-counted] = -100
+            if not side:  # a text alone
+                ids = torch.randint(3, 128, sample["input_ids"].shape, generator=random)
+                sample = {"input_ids": ids, "labels": sample["labels"]}
+                sample["mm_token_type_ids"] = torch.zeros_like(ids)
             found.append(sample)
         return found
     for n, counted in enumerate(LABELS):

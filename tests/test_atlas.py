@@ -14,6 +14,7 @@ from evidence.atlas.growth import Growth, NotAlike, cuts, grown
 from evidence.atlas.laws import Point, Seeds, sizes_at
 from evidence.atlas.twins import seen
 from fake_cuda.replay import Events, replay
+from planned import saved_seeing
 from planner import recorded
 from planner.atlas import ALLOCATED, SEVERAL, Asked, packed, unpacked
 from planner.command import parsed
@@ -172,6 +173,28 @@ def test_a_step_that_classifies_is_that_of_a_full_prediction(tmp_path):
         assert seconds == pytest.approx(told["seconds"], rel=2e-3)
 
 
+def test_a_step_with_pictures_is_that_of_a_full_prediction(tmp_path):
+    """Two lengths of each batch tell of all others: what the picture takes does not grow, neither
+    its memory nor its attention. Chunks of the loss grow in number, and are not recorded."""
+    saved_seeing(tmp_path, patch=16)
+    found = points._recipe(str(tmp_path), "ampere", "LoRA, checkpointing", whole=True)
+    assert [row[0] for row in found["points"]][::5] == [512, 1024, 2048, 4096]
+    card = points.FAMILIES["ampere"].card
+    # For fewer tokens so small a model needs most while its pictures are put together.
+    for length, n, accumulation in ((4096, 1, 1), (4096, 1, 2), (4096, 8, 1)):
+        key = str(tmp_path), "ampere", "LoRA, checkpointing", length, n, accumulation, card
+        at = next(k for k, row in enumerate(found["points"]) if row[:2] == [length, n])
+        row, timed = found["points"][at], found["seconds"][card][at]
+        start = ALLOCATED if accumulation == 1 else SEVERAL
+        seconds = timed[0] if accumulation == 1 else timed[3] + accumulation * timed[4]
+        told = full.prediction(key)
+        assert row[start] == pytest.approx(told["allocated_mib"], abs=1)
+        assert row[start + 1] == pytest.approx(told["reserved_mib"], abs=2)
+        assert seconds == pytest.approx(told["seconds"], rel=2e-3)
+    chunks = points.recipe(str(tmp_path), "ampere", "LoRA, chunked loss")
+    assert chunks == {"why": "more tokens are more chunks"}
+
+
 def test_one_sample_is_told_by_its_like_where_attention_is_written_out():
     asked = ask("gpt-oss-20b", "A100-80GB", length=512, batch=1)
     told = {p: points.seeds_of(asked, p) for p in points.all_points("gpt-oss-20b")}
@@ -187,6 +210,7 @@ def test_one_sample_is_told_by_its_like_where_attention_is_written_out():
         ("mistral-7b", points.LENGTHS[2:5]),  # shorter than its window
         ("gemma-3-1b", points.LENGTHS[2:]),  # all as long as its window, or longer
         ("bert-base-uncased", points.LENGTHS[:3]),
+        ("qwen3-vl-4b", points.LENGTHS[2:7]),
     ],
 )
 def test_all_lengths_of_a_model_are_on_one_side_of_its_window(model, lengths):

@@ -229,7 +229,11 @@ def test_fit(monkeypatch, capsys, tmp_path):
         (["--model", "qwen3-vl-4b", "--task", TASK], "is not a model for"),
         (["--model", "qwen3-vl-4b", "--data", "texts.csv"], "reads a picture with each text"),
         (["--model", "qwen3-vl-4b", "--gpus", "2xT4"], "is no language model"),
-        (["--model", "qwen3-vl-4b", "--image-size", "500"], "into 32 x 32 pixels: take 512"),
+        (["--model", "qwen3-vl-4b", "--image-size", "0"], "pixels a side, and not of 0"),
+        (
+            ["--model", "gpt2", "--gpus", "2xT4", "--image-size", "0"],
+            "--image-size is for one card",
+        ),
         (["--model", "qwen3-vl-4b", "--length", "258"], "as 258 tokens, so that 258 leave none"),
         (["--model", "gpt2", "--image-size", "512"], "image_size is for image_text_to_text alone"),
         (["--model", "gpt2", "--gpu", "A101"], "did you mean 'A10'"),

@@ -31,7 +31,16 @@ HELPERS = {
     "workloads": {"models", "own_data", "samples", "tasks", "tiny", "workload"},
     "host": {"hardware"},
     "prediction": {"hardware", "host", "kernels", "memory", "runs", "settings", "workload"},
-    "training": {"hardware", "memory", "prediction", "runs", "settings", "workload", "workloads"},
+    "training": {
+        "hardware",
+        "kernels",
+        "memory",
+        "prediction",
+        "runs",
+        "settings",
+        "workload",
+        "workloads",
+    },
     "show": {"hardware", "runs"},
 }
 MODULE = {"helpers": 250}  # lines; 300 in the other packages

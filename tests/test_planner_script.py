@@ -303,6 +303,7 @@ def test_the_code_of_a_model_that_sees_keeps_its_promise(kind, way, seeing, past
     [
         ("model.accepts_loss_kwargs = True", "model.accepts_loss_kwargs = False"),
         ('"labels": -100}', '"labels": 0}'),
+        (" if name in sample]", ' if "pixel_values" in sample]'),
         ("batch_first=True, padding_value=filling[name]", 'True, filling[name], "left"'),
     ],
 )

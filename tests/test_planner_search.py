@@ -198,7 +198,7 @@ def test_the_longest_text_of_a_whisper_has_as_many_tokens_as_it_reads(tmp_path):
 def test_the_longest_sample_with_a_picture_has_room_for_a_text(tmp_path, monkeypatch):
     """No sample is asked for that is shorter than its picture, which are 66 tokens here."""
     asked = question(saved_seeing(tmp_path), image_text_to_text, length=100)
-    pictured = dataclasses.replace(asked.workload, image_size=128)
+    pictured = dataclasses.replace(asked.workload, image_size=1024)
     asked = dataclasses.replace(asked, workload=pictured)
     lengths = []
 

@@ -363,12 +363,12 @@ def test_a_whisper_trains_on_thirty_seconds_and_a_text(tmp_path):
 
 def test_a_model_that_sees_trains_on_pictures_in_texts(tmp_path):
     """Its batches reach it whole, from a stream, too, of which Accelerate would cut them."""
-    workload = image_text_to_text(saved_seeing(tmp_path), length=20, image_size=32)
-    assert workload.title.endswith("20 tokens, of which a picture of 32 x 32")
+    workload = image_text_to_text(saved_seeing(tmp_path), length=20, image_size=256)
+    assert workload.title.endswith("20 tokens, of which a picture of 256 x 256")
     assert image_text_to_text(str(tmp_path)).image_size == 512
     first = workload.data("train")[0]
     shapes = [{k: (v.shape, v.dtype) for k, v in one.items()} for one in (first, workload.sample())]
-    assert shapes[0] == shapes[1] and shapes[0]["pixel_values"][0] == (16, 3 * 2 * 8 * 8)
+    assert shapes[0] == shapes[1] and shapes[0]["pixel_values"][0] == (16, 3 * 2 * 64 * 64)
     assert first["labels"].tolist() == [-100] * 6 + first["input_ids"][6:].tolist()
 
     class Stream(torch.utils.data.IterableDataset):
@@ -376,7 +376,9 @@ def test_a_model_that_sees_trains_on_pictures_in_texts(tmp_path):
             return iter([workload.data("train")[k] for k in range(4)])
 
     seen = []
-    trainer = workload.trainer(data=Stream(), per_device_train_batch_size=2, max_steps=2)
+    config = {"split_batches": False}  # of a reader's own
+    options = dict(per_device_train_batch_size=2, max_steps=2, accelerator_config=config)
+    trainer = workload.trainer(data=Stream(), **options)
     trainer.model.register_forward_pre_hook(
         lambda _, args, options: seen.append(options["pixel_values"].shape[0]), with_kwargs=True
     )
@@ -386,9 +388,17 @@ def test_a_model_that_sees_trains_on_pictures_in_texts(tmp_path):
     assert run.tokens_per_second == pytest.approx(20 * run.samples_per_second)
 
 
+def test_smoothed_labels_of_a_model_that_sees_are_one_sentence(tmp_path):
+    """Trainer would compare each token with its own label, as it does where it knows no class."""
+    workload = image_text_to_text(saved_seeing(tmp_path), length=20, image_size=256)
+    with pytest.raises(ValueError, match="label_smoothing_factor compares tokens with") as caught:
+        workload.trainer(label_smoothing_factor=0.1)
+    one_sentence(caught)
+
+
 def test_pictures_are_predicted_with_all_their_patches(tmp_path):
     """Of two pictures as many more bytes are kept as of one, though they stand in one row."""
-    workload = image_text_to_text(saved_seeing(tmp_path), length=600, image_size=256)
+    workload = image_text_to_text(saved_seeing(tmp_path, patch=16), length=600)
     kept = [
         predict(workload, gpu="T4", per_device_train_batch_size=n).by_category["activations"]
         for n in (2, 3, 4)
@@ -443,7 +453,9 @@ def test_other_models_that_see_are_one_sentence(kind, tmp_path):
         (OF_PICTURES, "whisper-small", {}, "is not a model for image classification"),
         (OF_PICTURES, "qwen3-vl-4b", {}, "is not a model for image classification"),
         (OF_BOTH, "qwen3-vl-4b", {"data": "cats.csv"}, "pictures of your own"),
-        (OF_BOTH, "qwen3-vl-4b", {"image_size": 8}, "into 32 x 32 pixels: take 32"),
+        (OF_BOTH, "qwen3-vl-4b", {"image_size": 0}, "of 256 to 4,096 pixels a side, and not of 0"),
+        (OF_BOTH, "qwen3-vl-4b", {"image_size": 512.0}, "and not of 512.0"),
+        (OF_BOTH, "qwen3-vl-4b", {"image_size": 500}, "into 32 x 32 pixels: take 512"),
         (OF_BOTH, "qwen3-vl-4b", {"length": 2**18 + 1}, "reads 262144 tokens at most"),
         (OF_BOTH, "gpt2", {}, "gpt2 is not a model for image text to text"),
         (OF_BOTH, "large", {}, 'has no size "large": name a model, such as qwen3-vl-4b'),

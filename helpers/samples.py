@@ -15,8 +15,8 @@ IMAGE_SIZE = 512  # pixels of a side, where a model reads pictures of any size
 NO_TOKENS = (
     "{} does not read a picture as tokens of one width: give a script that trains it, by --script"
 )
-# Of a side of a square. Smaller pictures the processor of Qwen3-VL enlarges, larger ones it shrinks:
-# preprocessor_config.json of its checkpoints has 65,536 to 16,777,216 pixels.
+# Of a side of a square. Smaller pictures Qwen3-VL's processor enlarges, and larger ones it shrinks:
+# to the 65,536 to 16,777,216 pixels in preprocessor_config.json of its checkpoints.
 LEAST_SIZE, MOST_SIZE = 256, 4096
 USUAL = 1024  # tokens of a sample with a picture
 A_TOKEN = 100  # any one

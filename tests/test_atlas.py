@@ -10,6 +10,7 @@ import pytest
 import transformers
 
 from evidence.atlas import check, full, page, points, table
+from evidence.atlas.chunks import FEWEST, Chunks
 from evidence.atlas.growth import Growth, NotAlike, cuts, grown
 from evidence.atlas.laws import Point, Seeds, sizes_at
 from evidence.atlas.twins import seen
@@ -157,8 +158,8 @@ def test_all_blocks_tell_what_few_tell(config, name, tmp_path):
 
 def assert_told(found: dict, asked: tuple, beyond: int) -> None:
     """What is recorded of a step is what a full prediction says of it, within so many MiB."""
-    *_, length, n, accumulation = asked
-    card = points.FAMILIES["ampere"].card
+    _, family, _, length, n, accumulation = asked
+    card = points.FAMILIES[family].card
     at = next(k for k, row in enumerate(found["points"]) if row[:2] == [length, n])
     row, timed = found["points"][at], found["seconds"][card][at]
     start = ALLOCATED if accumulation == 1 else SEVERAL
@@ -179,26 +180,54 @@ def test_a_step_that_classifies_is_that_of_a_full_prediction(tmp_path):
         assert_told(found, (str(tmp_path), "ampere", "full", *point), beyond=0)
 
 
-def test_a_step_with_pictures_is_that_of_a_full_prediction(tmp_path):
+@pytest.mark.parametrize("name", ("LoRA, checkpointing", "LoRA, chunked loss"))
+def test_a_step_with_pictures_is_that_of_a_full_prediction(name, tmp_path):
     """Two lengths of each batch tell of all others: what the picture takes does not grow, neither
-    its memory nor its attention. Chunks of the loss grow in number, and are not recorded."""
+    its memory nor its attention."""
     saved_seeing(tmp_path, patch=16)
-    found = points._recipe(str(tmp_path), "ampere", "LoRA, checkpointing", whole=True)
+    found = points._recipe(str(tmp_path), "ampere", name, whole=True)
     assert [row[0] for row in found["points"]][::5] == [512, 1024, 2048, 4096]
     # For fewer tokens so small a model needs most while its pictures are put together.
     for point in ((4096, 1, 1), (4096, 1, 2), (4096, 8, 1)):
-        assert_told(found, (str(tmp_path), "ampere", "LoRA, checkpointing", *point), beyond=2)
-    chunks = points.recipe(str(tmp_path), "ampere", "LoRA, chunked loss")
-    assert chunks == {"why": "more tokens are more chunks"}
+        assert_told(found, (str(tmp_path), "ampere", name, *point), beyond=2)
+
+
+@pytest.mark.parametrize("name", ("full, chunked loss", "LoRA, checkpointing, chunked loss"))
+def test_a_loss_in_chunks_is_that_of_a_full_prediction(name, tmp_path):
+    """Four and five chunks tell of eight and of 32, on a T4 whose attention is written out."""
+    config = transformers.LlamaConfig(
+        **SMALL, num_hidden_layers=5, num_key_value_heads=2, architectures=["LlamaForCausalLM"]
+    )
+    config.save_pretrained(tmp_path)
+    found = points._recipe(str(tmp_path), "turing", name)
+    assert [row[:2] for row in found["points"]][::5] == [[512, 1], [1024, 1]]
+    for point in ((512, 2, 1), (512, 8, 1), (1024, 16, 1)):
+        assert_told(found, (str(tmp_path), "turing", name, *point), beyond=0)
+    with pytest.raises(NotAlike, match="more tokens more happens than more chunks"):
+        few, more = (
+            seen(ask(str(tmp_path), "T4", length=n, batch=4), Plan.named(name), n, 2)
+            for n in (512, 640)
+        )
+        Chunks(few, more).by(more, 1)
 
 
 def test_one_sample_is_told_by_its_like_where_attention_is_written_out():
     asked = ask("gpt-oss-20b", "A100-80GB", length=512, batch=1)
-    told = {p: points.seeds_of(asked, p) for p in points.all_points("gpt-oss-20b")}
+    plain = Plan.named("LoRA")
+    told = {p: points.seeds_of(asked, plain, p) for p in points.all_points("gpt-oss-20b")}
     assert told[Point(512, 1)] == Seeds.only(Point(512, 1))
     assert all({s.micro_batch for s in told[p]} == {1} for p in told if p.micro_batch == 1)
     assert told[Point(1024, 2)] == points.SEEDS
-    assert points.seeds_of(ask("gpt2", "T4", length=512, batch=1), Point(512, 1)) == points.SEEDS
+    fused = ask("gpt2", "T4", length=512, batch=1)
+    assert points.seeds_of(fused, plain, Point(512, 1)) == points.SEEDS
+
+
+def test_chunks_of_a_loss_are_told_by_micro_batches_that_have_enough_of_them():
+    asked, plan = ask("qwen3-0.6b", "T4", length=512, batch=1), Plan.named("LoRA, chunked loss")
+    told = {p: points.seeds_of(asked, plan, p) for p in points.all_points("qwen3-0.6b")}
+    assert [p for p in told if told[p].alone] == [Point(512, 1), Point(512, 2), Point(1024, 1)]
+    assert all(three.near.chunks >= FEWEST for three in told.values() if not three.alone)
+    assert Point(512, 4).one_chunk_more().chunks == 5
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ FEW = 4  # events by which a first block may differ from those that follow
 # Bytes in which sizes are compared: the allocator's block, in which all norms of a clipped gradient
 # are one; and more, where the norms of all parameters in a row fill a block in one twin alone.
 UNITS = 512, 4096
+ANY = None  # sizes are not compared
 
 
 class NotAlike(ValueError):
@@ -65,15 +66,15 @@ def _births(phases: list[list]) -> dict[int, Place]:
     }
 
 
-def _tokens(seen: Events, events: list, unit: int) -> list[tuple]:
-    """What can be compared of events: of what size is born, and of what size dies."""
+def _tokens(seen: Events, events: list, unit: int | None) -> list[tuple]:
+    """What can be compared of events: of what size, or of what kind, is born, and what dies."""
     told = []
     for event in events:
         if isinstance(event, str):
             told.append((event,))
         else:
             i = max(event, ~event)
-            told.append((event >= 0, -(-seen.sizes[i] // unit)))
+            told.append((event >= 0, -(-seen.sizes[i] // unit) if unit else seen.kinds[i]))
     return told
 
 
@@ -86,28 +87,33 @@ def cuts(fewer: Sequence, more: Sequence) -> list[Cut]:
     Raises:
         NotAlike: they differ otherwise.
     """
-    found: list[Cut] = []
-    here = there = 0  # how far both are read
-    left = len(more) - len(fewer)
-    while True:
-        same = _same(fewer, more, here, there)
-        here, there = here + same, there + same
-        if here == len(fewer) and not left:
-            return found
-        best = max(
-            (
-                (_same(fewer, more, here, there + size), size == left, -size)
-                for size in range(1, min(left, there) + 1)
-                if more[there] == more[there - size]
-                and list(more[there - size : there]) == list(more[there : there + size])
-            ),
-            default=None,
-        )
-        if best is None:
-            raise NotAlike("twins of different depth differ by more than their blocks")
-        size = -best[-1]
-        found.append(Cut(there, size))
-        there, left = there + size, left - size
+    found = _cuts_from(fewer, more, 0, 0, set())
+    if found is None:
+        raise NotAlike("twins of different depth differ by more than their blocks")
+    return found
+
+
+def _cuts_from(fewer: Sequence, more: Sequence, here: int, there: int, dead: set) -> list | None:
+    """The same from some places on; None where there is no way. `dead` are places without one."""
+    if (here, there) in dead:
+        return None
+    same = _same(fewer, more, here, there)
+    here, there = here + same, there + same
+    left = (len(more) - there) - (len(fewer) - here)
+    if here == len(fewer) and not left:
+        return []
+    repeats = (
+        (_same(fewer, more, here, there + size), size == left, -size)
+        for size in range(1, min(left, there) + 1)
+        if more[there : there + 1] == more[there - size : there - size + 1]
+        and list(more[there - size : there]) == list(more[there : there + size])
+    )
+    for *_, size in sorted(repeats, reverse=True):
+        rest = _cuts_from(fewer, more, here, there - size, dead)
+        if rest is not None:
+            return [Cut(there, -size), *rest]
+    dead.add((here - same, there - same))
+    return None
 
 
 def _same(fewer: Sequence, more: Sequence, here: int, there: int) -> int:
@@ -118,29 +124,32 @@ def _same(fewer: Sequence, more: Sequence, here: int, there: int) -> int:
 
 
 class Growth:
-    """How the log of a twin grows with its depth.
+    """How the log of a twin grows with its depth, or with what else repeats a piece of it.
 
     Args:
         shallow: what was seen of a twin with some blocks.
         deep: of the same with one block more.
+        units: bytes in which sizes are compared, the next where the one before fails.
 
     Raises:
         NotAlike: they differ otherwise.
     """
 
-    def __init__(self, shallow: Events, deep: Events):
+    def __init__(self, shallow: Events, deep: Events, units: tuple[int | None, ...] = UNITS):
         self.deep = deep
         self.one, self.other = tidy(shallow), tidy(deep)
         if len(self.one) != len(self.other):
             raise NotAlike("twins of different depth have not the same phases")
         try:
-            self.tokens, self.cuts = self._compared(shallow, UNITS[0])
+            self.tokens, self.cuts = self._compared(shallow, units[0])
         except NotAlike:
-            self.tokens, self.cuts = self._compared(shallow, UNITS[1])
+            self.tokens, self.cuts = self._compared(shallow, units[-1])
         self.born_in_one, self.born_in_other = _births(self.one), _births(self.other)
         self.cuts = [self._slid(number) for number in range(len(self.cuts))]
 
-    def _compared(self, shallow: Events, unit: int) -> tuple[list[list[tuple]], list[list[Cut]]]:
+    def _compared(
+        self, shallow: Events, unit: int | None
+    ) -> tuple[list[list[tuple]], list[list[Cut]]]:
         """Of each phase what is compared of the deeper twin's events, and where it has more."""
         told = [_tokens(self.deep, events, unit) for events in self.other]
         fewer = (_tokens(shallow, events, unit) for events in self.one)
@@ -205,6 +214,18 @@ class Growth:
         allowed = [sign * size for size in self._strides(place) for sign in (1, -1)]
         nearest = min(allowed, key=lambda size: abs(size - moved))
         return nearest if abs(nearest - moved) <= FEW else moved
+
+    def mates(self) -> dict[int, int]:
+        """Of each storage of the deeper twin the one of the shallower that is its like."""
+        found = {}
+        for number, events in enumerate(self.other):
+            shift, cuts_left = 0, [*self.cuts[number], Cut(len(events), 0)]
+            for k, event in enumerate(events):
+                while k >= cuts_left[0].at:
+                    shift += cuts_left.pop(0).size
+                if not isinstance(event, str) and event >= 0:
+                    found[event] = self.one[number][k - shift]
+        return found
 
     def plan(self, more: int) -> list[list[tuple]]:
         """For each event of a model with `more` blocks more than the deeper twin: ("born", i) of

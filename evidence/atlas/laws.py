@@ -3,6 +3,7 @@
 Three micro-batches tell: a near one, one of twice its length, one of twice its samples.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,9 @@ import numpy as np
 
 from evidence.atlas.growth import NotAlike
 from fake_cuda.replay import Events
+from planner.changes import chunked_loss
+
+CHUNK = inspect.signature(chunked_loss).parameters["size"].default  # tokens
 
 
 class Point(NamedTuple):
@@ -21,6 +25,23 @@ class Point(NamedTuple):
     @property
     def tokens(self) -> int:
         return self.length * self.micro_batch
+
+    @property
+    def chunks(self) -> int:
+        """Those of a chunked loss; the last token of a sample predicts nothing.
+
+        >>> Point(512, 1).chunks, Point(2048, 4).chunks
+        (1, 16)
+        """
+        return -(-self.micro_batch * (self.length - 1) // CHUNK)
+
+    def one_chunk_more(self) -> "Point":
+        """Longer samples, as many.
+
+        >>> Point(512, 4).one_chunk_more()
+        Point(length=640, micro_batch=4)
+        """
+        return self._replace(length=self.length * (self.chunks + 1) // self.chunks)
 
 
 class Seeds(NamedTuple):

@@ -5,8 +5,9 @@ factor of the range. Two depths tell all others, as for the planner's own estima
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -62,6 +63,47 @@ SIDES = ("batch", "rows", "columns", "inner")
 ENOUGH = 256  # programs: no card has as many multiprocessors
 
 
+def mates(shallow: Seen, deep: Seen, sign: Callable) -> list[tuple[int, bool]]:
+    """Of each operation of a deeper twin the number of what does the same in a shallower one, and
+    whether each block more does it once more.
+
+    Args:
+        shallow, deep: the twins.
+        sign: what is compared of an operation.
+
+    Raises:
+        NotAlike: they differ by more than blocks.
+    """
+    few, many = (_by_phase(seen.operations) for seen in (shallow, deep))
+    if len(few) != len(many):
+        raise NotAlike("twins of different depth have not the same phases")
+    found: list[tuple[int, bool]] = []
+    begun = 0
+    for one, other in zip(few, many, strict=True):
+        own = [(k, False) for k in range(begun, begun + len(one))]
+        for where in cuts(*([sign(op) for op in ops] for ops in (one, other))):
+            block = [(mate, True) for mate, _ in own[where.at - where.size : where.at]]
+            own[where.at : where.at] = block
+        found += own
+        begun += len(one)
+    return found
+
+
+def repeated(operations: Sequence[Operation], of_each: list[tuple[int, bool]], more: int) -> list:
+    """The numbers of a twin's operations, those of a block so many times more: -1 leaves it out.
+
+    Args:
+        operations: of the deeper twin.
+        of_each: `mates` of it.
+        more: times.
+    """
+    found: list[int] = []
+    groups = itertools.groupby(range(len(of_each)), lambda k: (operations[k].phase, of_each[k][1]))
+    for (_, in_block), group in groups:
+        found += list(group) * (1 + more if in_block else 1)
+    return found
+
+
 @dataclass
 class Pace:
     """The time of a recipe's step on some cards.
@@ -87,39 +129,10 @@ class Pace:
             raise NotAlike("with more tokens other operations happen")
         self.kernels = [Kernels(card) for card in self.cards]
         self.known: dict = {}
-        self.mates = self._mates()
+        self.mates = mates(self.shallow, self.near, partial(_sign, phases=self.near.phases))
 
     def _deep(self) -> tuple[Seen, Seen, Seen]:
         return self.near, self.far, self.wide
-
-    def _mates(self) -> list[tuple[int, bool]]:
-        """Of each operation of the deeper twin the number of what does the same in the shallower,
-        and whether each block more does it once more."""
-        few, many = (_by_phase(seen.operations) for seen in (self.shallow, self.near))
-        if len(few) != len(many):
-            raise NotAlike("twins of different depth have not the same phases")
-        found: list[tuple[int, bool]] = []
-        begun = 0
-        for one, other in zip(few, many, strict=True):
-            own = [(k, False) for k in range(begun, begun + len(one))]
-            for where in cuts(
-                *([_sign(op, self.near.phases) for op in ops] for ops in (one, other))
-            ):
-                block = [(mate, True) for mate, _ in own[where.at - where.size : where.at]]
-                own[where.at : where.at] = block
-            found += own
-            begun += len(one)
-        return found
-
-    def _order(self, more: int) -> list[int]:
-        """The numbers of the deeper twin's operations, those of a block so many times more."""
-        found: list[int] = []
-        for again, group in itertools.groupby(range(len(self.mates)), self._in_block):
-            found += list(group) * (1 + more if again[1] else 1)
-        return found
-
-    def _in_block(self, k: int) -> tuple[int, bool]:
-        return self.near.operations[k].phase, self.mates[k][1]
 
     def _seconds(self, op: Operation, programs: int | None = None) -> np.ndarray:
         """Of each card. Where few programs run, most of its multiprocessors move nothing."""
@@ -154,7 +167,7 @@ class Pace:
             row, needed = found[key]
             rows.append((_part(low, self.near.phases), *row))
             seconds.append(needed)
-        order = self._order(more)
+        order = repeated(self.near.operations, self.mates, more)
         size = len(points), len(self.cards)
         return _run([rows[k] for k in order], [seconds[k] for k in order], size)
 

@@ -7,15 +7,16 @@ all of the model's stand in their place, and nothing but the micro-batch grows.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from evidence.atlas.amounts import point_rows, sizes
+from evidence.atlas.chunks import FEWEST, Grouped, by_chunks
 from evidence.atlas.growth import NotAlike
-from evidence.atlas.laws import Point, Seeds
+from evidence.atlas.laws import CHUNK, Point, Seeds
 from evidence.atlas.pace import CLIP, ONCE, PASSES, Pace
 from evidence.atlas.twins import Asked, Twins
 from fake_cuda import Card, NotSimulated
@@ -35,7 +36,7 @@ FULL = "no card has as much"
 MOST = 190 * GIB  # no known card has as much
 # With one sample some tensors are laid out in a line that are not with more: two tell of more.
 SEEDS = Seeds.of(SHORTEST, 2)
-ONE_SAMPLE = Seeds.of_samples(2 * SHORTEST, 1)
+CHUNKED_SEEDS = Seeds.of(SHORTEST, FEWEST * CHUNK // SHORTEST)
 
 
 class Family(NamedTuple):
@@ -86,24 +87,27 @@ def all_points(model: str) -> list[Point]:
     return [point for point in found if point.tokens <= MOST_TOKENS]
 
 
-def seeds_of(question: Question, point: Point) -> Seeds:
+def seeds_of(question: Question, plan: Plan, point: Point) -> Seeds:
     """The micro-batches that tell of another one.
 
     Each is itself where texts or pictures are classified, or speech is written down: sums over few
     tokens, such as the gradient of a bias, take no memory of their own, and over more they do,
     which does not grow as a line (`fake_cuda.scratch`). Where attention is written out, one sample
     is not laid out as more are. Pictures in texts take their turns in attention, so that with more
-    samples more happens.
+    samples more happens. A loss in chunks is told by micro-batches that have enough of them.
     """
     alone, task = Seeds.only(point), question.workload.task
-    one = ONE_SAMPLE if point.length >= ONE_SAMPLE.near.length else alone
-    if task == TEXTS_AND_PICTURES:
-        return Seeds.of_samples(SHORTEST, point.micro_batch) if point.micro_batch > 1 else one
-    if task != TOKENS:
+    if task not in (TOKENS, TEXTS_AND_PICTURES):
         return alone
-    if point.micro_batch > 1 or question.skeleton.config._attn_implementation != "eager":
-        return SEEDS
-    return one
+    chunked = CHUNKED_LOSS in plan.techniques
+    if chunked and point.chunks < FEWEST:
+        return alone
+    written_out = question.skeleton.config._attn_implementation == "eager"
+    if task == TOKENS and not (written_out and point.micro_batch == 1):
+        return CHUNKED_SEEDS if chunked else SEEDS
+    least = FEWEST * CHUNK if chunked else 2 * SHORTEST  # tokens
+    near = max(SHORTEST, least // point.micro_batch)
+    return Seeds.of_samples(near, point.micro_batch) if point.length >= near else alone
 
 
 def timed_cards(family: Family) -> list[Card]:
@@ -168,13 +172,14 @@ def _recipe(model: str, family: str, name: str, whole: bool = False) -> dict:
     if question.need(plan.kind.least * question.workload.parameters()) > most:
         return {"why": FULL}
     asked = Asked(model, cards_of_it.card, plan, whole)
-    seeds = {point: seeds_of(question, point) for point in every}
+    seeds = {point: seeds_of(question, plan, point) for point in every}
     amounts, seconds = {}, {}
     for three in dict.fromkeys(seeds.values()):
         points = [point for point in every if seeds[point] == three]
-        own, timed = _told_by(asked, three, points, most, timed_cards(cards_of_it))
-        amounts |= own
-        seconds = {card: seconds.get(card, {}) | rows for card, rows in timed.items()} or seconds
+        for some, twins in _twins(asked, three, points):
+            own, timed = _told_by(asked, twins, three, some, most, timed_cards(cards_of_it))
+            amounts |= own
+            seconds |= {card: seconds.get(card, {}) | rows for card, rows in timed.items()}
     points = [point for point in every if point in amounts]
     if not points:
         return {"why": FULL}
@@ -182,13 +187,22 @@ def _recipe(model: str, family: str, name: str, whole: bool = False) -> dict:
     return {"points": point_rows(amounts, points), "seconds": ordered}
 
 
+def _twins(asked: Asked, seeds: Seeds, points: Sequence[Point]) -> Iterable[Grouped]:
+    """Twins of the seeds, with the points that they tell of."""
+    twins = Twins.of(asked, seeds)
+    return by_chunks(twins, seeds, points) if twins.more_chunks else [Grouped(points, twins)]
+
+
 def _told_by(
-    asked: Asked, seeds: Seeds, points: Sequence[Point], most: int, cards: Sequence[Card]
+    asked: Asked,
+    twins: Twins,
+    seeds: Seeds,
+    points: Sequence[Point],
+    most: int,
+    cards: Sequence[Card],
 ) -> tuple[dict, dict]:
     """Of each point that needs at most so many bytes its `Amounts`; and `paces` of each card."""
-    if CHUNKED_LOSS in asked.plan.techniques and not seeds.alone:
-        raise NotAlike("more tokens are more chunks")  # seen before anything is simulated
-    kind, twins = asked.plan.kind, Twins.of(asked, seeds)
+    kind = asked.plan.kind
     amounts = sizes(twins, seeds, points, asked.plan, most)
     points = list(amounts)
     if not points:

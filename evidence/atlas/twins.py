@@ -11,7 +11,7 @@ from fake_cuda.replay import Events
 from fake_cuda.trace import EMPTY_CACHE
 from planner.layers import differ_by_number
 from planner.question import Question, ask
-from planner.techniques import Plan
+from planner.techniques import CHUNKED_LOSS, Plan
 
 BETWEEN = "between steps"
 
@@ -151,6 +151,13 @@ class Asked(NamedTuple):
     whole: bool
 
 
+class MoreChunks(NamedTuple):
+    """Twins with a micro-batch whose loss has one chunk more: few blocks, and more."""
+
+    shallow: Seen
+    deep: Seen
+
+
 class Twins(NamedTuple):
     """What is simulated of a recipe.
 
@@ -159,6 +166,7 @@ class Twins(NamedTuple):
         near, far, wide: the deeper twin with each of the three micro-batches.
         more: how often the model has once more what the deeper twin has more than the shallow one.
         tied: whether head and embedding are one parameter.
+        more_chunks: where the loss is in chunks, and the three do not tell of themselves alone.
     """
 
     shallow: Seen
@@ -167,25 +175,31 @@ class Twins(NamedTuple):
     wide: Seen
     more: int
     tied: bool
+    more_chunks: MoreChunks | None = None
 
     @classmethod
     def of(cls, asked: Asked, seeds: Seeds, micro_batches: int = 1) -> "Twins":
         """Of a recipe with three micro-batches, of which a step has so many."""
-        model, card, _, whole = asked
-        questions = {
-            point: ask(model, card, length=point.length, batch=micro_batches * point.micro_batch)
-            for point in seeds
-        }
-        config = questions[seeds.near].workload.config
+        model, card, plan, whole = asked
+
+        def asked_at(point: Point) -> Question:
+            batch = micro_batches * point.micro_batch
+            return ask(model, card, length=point.length, batch=batch)
+
+        config = asked_at(seeds.near).workload.config
         depth = Depth.of(config.get_text_config())
         whole = whole or depth.more <= 1 or differ_by_number(config)  # such twins take as long
-        deep, more = (0, 0) if whole else (depth.deep, depth.more)
+        few, deep, more = (0, 0, 0) if whole else depth
 
         def of(point: Point, blocks: int) -> Seen:
-            return seen(questions[point], asked.plan, point.length, blocks, micro_batches)
+            return seen(asked_at(point), plan, point.length, blocks, micro_batches)
 
-        found = {point: of(point, deep) for point in questions}
+        found = {point: of(point, deep) for point in dict.fromkeys(seeds)}
         near, far, wide = (found[point] for point in seeds)
-        shallow = near if whole else of(seeds.near, depth.shallow)
+        shallow = near if whole else of(seeds.near, few)
+        more_chunks = None
+        if CHUNKED_LOSS in plan.techniques and not seeds.alone:
+            longer = seeds.near.one_chunk_more()
+            more_chunks = MoreChunks(of(longer, few), of(longer, deep))
         tied = bool(getattr(config, "tie_word_embeddings", False))  # pictures have no words
-        return cls(shallow, near, far, collated_like(wide, near), more, tied)
+        return cls(shallow, near, far, collated_like(wide, near), more, tied, more_chunks)

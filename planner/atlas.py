@@ -12,11 +12,16 @@ from math import exp, log
 ALLOCATED, SEVERAL, PARTS = 2, 9, 7
 FASTEST, SMALLEST = "fastest", "smallest"  # of answer
 
-PERMILLE = 1000  # also of a logarithm: a step is 0.1 %
+PERMILLE = 1000
+STEPS = 1000  # of the natural logarithm: one is 0.1 %
 
 
-def unpacked(recipe: dict) -> dict:
+def unpacked(recipe: dict, only: str = "") -> dict:
     """A recipe of the atlas with a row for each point; its file has columns (`packed`).
+
+    Args:
+        recipe: as its file has it.
+        only: the card whose seconds are wanted; all if "".
 
     Returns:
         The same, with `points`: tokens of a sample, samples, and in MiB what a step of one
@@ -28,14 +33,18 @@ def unpacked(recipe: dict) -> dict:
         return recipe
     count = len(recipe["points"][0])
     points = [list(row) for row in zip(*recipe["points"], strict=True)]
-    first, seconds = [0] * count, {}
+    of_first, seconds = None, {}
     for card, columns in recipe["seconds"].items():
+        if of_first and only not in ("", card):
+            continue
         low, high, once, changes, limit, more = (
             c if isinstance(c, list) else [c] * count for c in columns
         )
-        steps = [a + b for a, b in zip(first, accumulate(changes), strict=True)]
-        first = first if seconds else steps
-        each = [exp(step / PERMILLE) for step in steps]
+        steps = list(accumulate(changes))
+        if of_first:
+            steps = [a + b for a, b in zip(of_first, steps, strict=True)]
+        of_first = of_first or steps
+        each = [exp(step / STEPS) for step in steps]
         whole = [(a + b) * (1 + c / PERMILLE) for a, b, c in zip(once, each, more, strict=True)]
         rows = zip(map(_digits, whole), low, high, once, map(_digits, each), limit, strict=True)
         seconds[card] = [list(row) for row in rows]
@@ -43,12 +52,12 @@ def unpacked(recipe: dict) -> dict:
 
 
 def packed(recipe: dict) -> dict:
-    """A recipe with rows as its file has it, compressed to 40 % of them.
+    """A recipe with rows as its file has it: in less than half of the bytes, once compressed.
 
     There are columns in place of rows, and one number where all of a column are the same. Seconds
-    of a micro-batch are steps of a logarithm: of the first card as they are, of the others as they
-    differ from it, and each as it differs from the point before. The first seconds are thousandths
-    beyond the sum of the others, which is nearly all of them.
+    of a micro-batch are whole steps of a logarithm, and so kept to 0.05 %; of them those of the
+    first card are taken off, if it is another, and then those of the point before. Seconds of a
+    step of one micro-batch are thousandths beyond the sum of its parts, which is nearly all.
 
     >>> rows = {"points": [[512, 1]], "seconds": {"T4": [[3.0042, 0.8, 1.6, 1.0, 1.9996, 3]]}}
     >>> packed(rows)["seconds"]
@@ -58,13 +67,13 @@ def packed(recipe: dict) -> dict:
     """
     if "points" not in recipe:
         return recipe
-    first, seconds = [0] * len(recipe["points"]), {}
+    of_first, seconds = None, {}
     for card, rows in recipe["seconds"].items():
         whole, low, high, once, each, limit = zip(*rows, strict=True)
-        steps = [round(PERMILLE * log(one)) for one in each]
-        beyond = [a - b for a, b in zip(steps, first, strict=True)]
+        steps = [round(STEPS * log(one)) for one in each]
+        beyond = [a - b for a, b in zip(steps, of_first or [0] * len(steps), strict=True)]
         changes = [b - a for a, b in pairwise([0, *beyond])]
-        first = first if seconds else steps
+        of_first = of_first or steps
         sums = [a + b for a, b in zip(once, each, strict=True)]
         more = [round(PERMILLE * (a / b - 1)) for a, b in zip(whole, sums, strict=True)]
         columns = [list(column) for column in (low, high, once, changes, limit, more)]

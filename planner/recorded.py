@@ -88,13 +88,18 @@ def read(name: str) -> dict:
         raise ValueError(f"{path.name} is damaged: make evidence SETS=atlas") from error
 
 
-def of_model(name: str) -> dict:
-    """What is recorded of a model, with what is said and pasted for each recipe."""
+def of_model(name: str, card: str = "") -> dict:
+    """What is recorded of a model, with what is said and pasted for each recipe.
+
+    Args:
+        name: the model.
+        card: the one whose seconds are wanted; all if "".
+    """
     said, recorded = read(PLANNER)["models"][name], read(name)
     families = {}
     for family, own in said["families"].items():
         recipes = recorded["families"][family]
-        known = {key: about | unpacked(recipes[key]) for key, about in own["recipes"].items()}
+        known = {key: about | unpacked(recipes[key], card) for key, about in own["recipes"].items()}
         families[family] = own | {"recipes": known}
     return recorded | said | {"families": families}
 
@@ -165,7 +170,7 @@ def _asked(model: str, gpu: str, length: int | None, batch: int) -> Asked | None
     card = _card(index, gpu)
     if name not in models or card is None or (name != model and Path(model).expanduser().exists()):
         return None
-    content = of_model(name)
+    content = of_model(name, card["like"])
     return Asked(index, content, card, length or content["length"], batch)
 
 

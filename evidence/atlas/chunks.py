@@ -9,9 +9,10 @@ micro-batch, and from there on it grows as others do (`growth`, `laws`, `pace`).
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from evidence.atlas.growth import ANY, Growth, NotAlike, grown, tidy
+from evidence.atlas.growth import Growth, grown, tidy
 from evidence.atlas.laws import Point, Seeds
 from evidence.atlas.pace import mates, repeated
+from evidence.atlas.pieces import NotAlike
 from evidence.atlas.twins import Seen, Twins
 from fake_cuda.replay import Events
 
@@ -45,14 +46,14 @@ class Chunks:
 
     def __init__(self, few: Seen, more: Seen):
         self.few, self.more = few, more
-        self.growth = Growth(few.events, more.events, units=(ANY,))
-        self.like = self.growth.mates()
-        self.mates = mates(few, more, _sign)
+        self.growth = Growth(few.events, more.events, sized=False)
+        self.storages = self.growth.storages()
+        self.operations = mates(few, more, _kind, amid=True)
 
     def by_few(self) -> Told:
         """What the step with few chunks tells."""
-        sizes = self._sizes({i: self.few.events.sizes[mate] for i, mate in self.like.items()})
-        return Told(self.few, sizes, [mate for mate, _ in self.mates])
+        sizes = self._sizes({i: self.few.events.sizes[mate] for i, mate in self.storages.items()})
+        return Told(self.few, sizes, [mate for mate, _ in self.operations])
 
     def by(self, seen: Seen, chunks: int) -> Told:
         """What another step tells, which has so many chunks more than `more`.
@@ -63,10 +64,10 @@ class Chunks:
         plan = self.growth.plan(chunks)
         born = [told for phase in plan for what, told in phase if what == "born"]
         log = self._log(plan, self._sizes({}))
-        real, numbers = _renumbered(seen.events)
-        order = repeated(self.more.operations, self.mates, chunks)
-        signs = [_sign(self.more.operations[k]) for k in order]
-        if real != list(log.events) or signs != [_sign(op) for op in seen.operations]:
+        real, numbers = renumbered(seen.events)
+        order = repeated(self.more.operations, self.operations, chunks)
+        signs = [_kind(self.more.operations[k]) for k in order]
+        if real != list(log.events) or signs != [_kind(op) for op in seen.operations]:
             raise NotAlike("with more tokens more happens than more chunks")
         pairs = zip(reversed(born), reversed(numbers), strict=True)
         sizes = self._sizes({i: seen.events.sizes[number] for i, number in pairs})
@@ -75,14 +76,13 @@ class Chunks:
 
     def grown(self, told: Told, chunks: int) -> Seen:
         """A step with so many chunks more than `more` (-1: as many as few), as a twin tells it."""
+        order = repeated(self.more.operations, self.operations, chunks)
         if chunks < 0:
             few = self.few.events
-            here = {mate: told.sizes[i] for i, mate in reversed(list(self.like.items()))}
+            here = {mate: told.sizes[i] for i, mate in reversed(list(self.storages.items()))}
             events = few._replace(sizes=[here.get(i, 0) for i in range(len(few.sizes))])
-            order = [k for k, (_, in_chunk) in enumerate(self.mates) if not in_chunk]
         else:
             events = self._log(self.growth.plan(chunks), told.sizes)
-            order = repeated(self.more.operations, self.mates, chunks)
         numbers = [told.operations[k] for k in order]
         seen = told.seen
         operations, programs = ([c[k] for k in numbers] for c in (seen.operations, seen.programs))
@@ -95,7 +95,7 @@ class Chunks:
         return [known.get(i, 0) for i in range(len(self.more.events.sizes))]
 
 
-def _renumbered(seen: Events) -> tuple[list, list[int]]:
+def renumbered(seen: Events) -> tuple[list, list[int]]:
     """The events of a log that count, its storages numbered as they are born; and their numbers."""
     numbers: dict[int, int] = {}
     events = []
@@ -109,7 +109,7 @@ def _renumbered(seen: Events) -> tuple[list, list[int]]:
     return events, list(numbers)
 
 
-def _sign(op) -> tuple:
+def _kind(op) -> tuple:
     """What is the same of an operation for any number of tokens."""
     return op.kind, op.issued, op.tensors, op.name, op.again
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from evidence.atlas.pieces import Cut, NotAlike, cuts
 from fake_cuda.replay import Events
 from fake_cuda.trace import EMPTY_CACHE, HOST
 
@@ -17,11 +18,6 @@ FEW = 4  # events by which a first block may differ from those that follow
 # Bytes in which sizes are compared: the allocator's block, in which all norms of a clipped gradient
 # are one; and more, where the norms of all parameters in a row fill a block in one twin alone.
 UNITS = 512, 4096
-ANY = None  # sizes are not compared
-
-
-class NotAlike(ValueError):
-    """Two logs that do not differ by one block, or by their sizes, alone."""
 
 
 class Place(NamedTuple):
@@ -29,13 +25,6 @@ class Place(NamedTuple):
 
     phase: int
     at: int
-
-
-class Cut(NamedTuple):
-    """Where a phase of the deeper twin has its block more: from event `at` on, `size` events."""
-
-    at: int
-    size: int
 
 
 def tidy(seen: Events) -> list[list[int | str]]:
@@ -78,72 +67,31 @@ def _tokens(seen: Events, events: list, unit: int | None) -> list[tuple]:
     return told
 
 
-def cuts(fewer: Sequence, more: Sequence) -> list[Cut]:
-    """Where a sequence has pieces that repeat what precedes them, and another sequence has not.
-
-    >>> cuts("pababsxyxyt", "pabababsxyxyxyt")
-    [Cut(at=5, size=2), Cut(at=12, size=2)]
-
-    Raises:
-        NotAlike: they differ otherwise.
-    """
-    found = _cuts_from(fewer, more, 0, 0, set())
-    if found is None:
-        raise NotAlike("twins of different depth differ by more than their blocks")
-    return found
-
-
-def _cuts_from(fewer: Sequence, more: Sequence, here: int, there: int, dead: set) -> list | None:
-    """The same from some places on; None where there is no way. `dead` are places without one."""
-    if (here, there) in dead:
-        return None
-    same = _same(fewer, more, here, there)
-    here, there = here + same, there + same
-    left = (len(more) - there) - (len(fewer) - here)
-    if here == len(fewer) and not left:
-        return []
-    repeats = (
-        (_same(fewer, more, here, there + size), size == left, -size)
-        for size in range(1, min(left, there) + 1)
-        if more[there : there + 1] == more[there - size : there - size + 1]
-        and list(more[there - size : there]) == list(more[there : there + size])
-    )
-    for *_, size in sorted(repeats, reverse=True):
-        rest = _cuts_from(fewer, more, here, there - size, dead)
-        if rest is not None:
-            return [Cut(there, -size), *rest]
-    dead.add((here - same, there - same))
-    return None
-
-
-def _same(fewer: Sequence, more: Sequence, here: int, there: int) -> int:
-    """How many of both are alike from there on."""
-    pairs = zip(fewer[here:], more[there:], strict=False)
-    length = min(len(fewer) - here, len(more) - there)
-    return next((k for k, (one, other) in enumerate(pairs) if one != other), length)
-
-
 class Growth:
     """How the log of a twin grows with its depth, or with what else repeats a piece of it.
 
     Args:
         shallow: what was seen of a twin with some blocks.
         deep: of the same with one block more.
-        units: bytes in which sizes are compared, the next where the one before fails.
+        sized: whether sizes are compared. Where they are not, the last piece may be smaller than
+            the others, so that a piece is put in amid its like.
 
     Raises:
         NotAlike: they differ otherwise.
     """
 
-    def __init__(self, shallow: Events, deep: Events, units: tuple[int | None, ...] = UNITS):
+    def __init__(self, shallow: Events, deep: Events, sized: bool = True):
         self.deep = deep
         self.one, self.other = tidy(shallow), tidy(deep)
         if len(self.one) != len(self.other):
-            raise NotAlike("twins of different depth have not the same phases")
-        try:
-            self.tokens, self.cuts = self._compared(shallow, units[0])
-        except NotAlike:
-            self.tokens, self.cuts = self._compared(shallow, units[-1])
+            raise NotAlike("the logs have not the same phases")
+        if not sized:
+            self.tokens, self.cuts = self._compared(shallow, None)
+        else:
+            try:
+                self.tokens, self.cuts = self._compared(shallow, UNITS[0])
+            except NotAlike:
+                self.tokens, self.cuts = self._compared(shallow, UNITS[1])
         self.born_in_one, self.born_in_other = _births(self.one), _births(self.other)
         self.cuts = [self._slid(number) for number in range(len(self.cuts))]
 
@@ -153,7 +101,8 @@ class Growth:
         """Of each phase what is compared of the deeper twin's events, and where it has more."""
         told = [_tokens(self.deep, events, unit) for events in self.other]
         fewer = (_tokens(shallow, events, unit) for events in self.one)
-        return told, [cuts(one, other) for one, other in zip(fewer, told, strict=True)]
+        pairs = zip(fewer, told, strict=True)
+        return told, [cuts(one, other, amid=unit is None) for one, other in pairs]
 
     def _slid(self, number: int) -> list[Cut]:
         """The cuts of a phase, where what dies was born one block apart, or at the same place.
@@ -215,7 +164,7 @@ class Growth:
         nearest = min(allowed, key=lambda size: abs(size - moved))
         return nearest if abs(nearest - moved) <= FEW else moved
 
-    def mates(self) -> dict[int, int]:
+    def storages(self) -> dict[int, int]:
         """Of each storage of the deeper twin the one of the shallower that is its like."""
         found = {}
         for number, events in enumerate(self.other):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evidence.atlas.growth import NotAlike
+from evidence.atlas.pieces import NotAlike
 from fake_cuda.replay import Events
 from planner.changes import chunked_loss
 

@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from evidence.atlas.growth import NotAlike, cuts
 from evidence.atlas.laws import Point, Seeds
+from evidence.atlas.pieces import NotAlike, cuts
 from evidence.atlas.twins import Seen
 from fake_cuda import Card, cost
 from fake_cuda.constants import CONSTANTS, HOST_SECONDS
@@ -63,25 +63,26 @@ SIDES = ("batch", "rows", "columns", "inner")
 ENOUGH = 256  # programs: no card has as many multiprocessors
 
 
-def mates(shallow: Seen, deep: Seen, sign: Callable) -> list[tuple[int, bool]]:
+def mates(shallow: Seen, deep: Seen, sign: Callable, amid: bool = False) -> list[tuple[int, bool]]:
     """Of each operation of a deeper twin the number of what does the same in a shallower one, and
     whether each block more does it once more.
 
     Args:
         shallow, deep: the twins.
         sign: what is compared of an operation.
+        amid: as of `cuts`.
 
     Raises:
-        NotAlike: they differ by more than blocks.
+        NotAlike: they differ by more than what repeats.
     """
     few, many = (_by_phase(seen.operations) for seen in (shallow, deep))
     if len(few) != len(many):
-        raise NotAlike("twins of different depth have not the same phases")
+        raise NotAlike("the steps have not the same phases")
     found: list[tuple[int, bool]] = []
     begun = 0
     for one, other in zip(few, many, strict=True):
         own = [(k, False) for k in range(begun, begun + len(one))]
-        for where in cuts(*([sign(op) for op in ops] for ops in (one, other))):
+        for where in cuts(*([sign(op) for op in ops] for ops in (one, other)), amid=amid):
             block = [(mate, True) for mate, _ in own[where.at - where.size : where.at]]
             own[where.at : where.at] = block
         found += own

@@ -2,8 +2,9 @@
 
 Four twins are simulated: of two and of three blocks (`Depth`), and of three with twice the length
 and with twice the samples. Their logs grow to the whole model's (`growth`) and to any micro-batch
-(`laws`), and are replayed; their operations grow alike (`pace`). Where blocks are not that regular,
-all of the model's stand in their place, and nothing but the micro-batch grows.
+(`laws`), and are replayed; their operations grow alike (`pace`). Where the loss is in chunks, two
+more tell what one more of them adds (`chunks`). Where blocks are not that regular, all of the
+model's stand in their place, and nothing but the micro-batch grows.
 """
 
 import math
@@ -15,9 +16,9 @@ import numpy as np
 
 from evidence.atlas.amounts import point_rows, sizes
 from evidence.atlas.chunks import FEWEST, Grouped, by_chunks
-from evidence.atlas.growth import NotAlike
 from evidence.atlas.laws import CHUNK, Point, Seeds
 from evidence.atlas.pace import CLIP, ONCE, PASSES, Pace
+from evidence.atlas.pieces import NotAlike
 from evidence.atlas.twins import Asked, Twins
 from fake_cuda import Card, NotSimulated
 from fake_cuda.units import SAMPLES, TEXTS_AND_PICTURES, TOKENS
@@ -36,6 +37,7 @@ FULL = "no card has as much"
 MOST = 190 * GIB  # no known card has as much
 # With one sample some tensors are laid out in a line that are not with more: two tell of more.
 SEEDS = Seeds.of(SHORTEST, 2)
+# Of four chunks, which is the fewest that tell of more.
 CHUNKED_SEEDS = Seeds.of(SHORTEST, FEWEST * CHUNK // SHORTEST)
 
 
@@ -105,7 +107,8 @@ def seeds_of(question: Question, plan: Plan, point: Point) -> Seeds:
     written_out = question.skeleton.config._attn_implementation == "eager"
     if task == TOKENS and not (written_out and point.micro_batch == 1):
         return CHUNKED_SEEDS if chunked else SEEDS
-    least = FEWEST * CHUNK if chunked else 2 * SHORTEST  # tokens
+    # As many tokens as the other seeds have: of one or two samples, so many of each.
+    least = FEWEST * CHUNK if chunked else 2 * SHORTEST
     near = max(SHORTEST, least // point.micro_batch)
     return Seeds.of_samples(near, point.micro_batch) if point.length >= near else alone
 

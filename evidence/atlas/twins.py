@@ -1,5 +1,6 @@
 """Twins of a model, with few of its blocks: what is seen of a step of theirs."""
 
+from functools import cache
 from typing import NamedTuple
 from unittest import mock
 
@@ -182,6 +183,7 @@ class Twins(NamedTuple):
         """Of a recipe with three micro-batches, of which a step has so many."""
         model, card, plan, whole = asked
 
+        @cache
         def asked_at(point: Point) -> Question:
             batch = micro_batches * point.micro_batch
             return ask(model, card, length=point.length, batch=batch)
@@ -189,7 +191,7 @@ class Twins(NamedTuple):
         config = asked_at(seeds.near).workload.config
         depth = Depth.of(config.get_text_config())
         whole = whole or depth.more <= 1 or differ_by_number(config)  # such twins take as long
-        few, deep, more = (0, 0, 0) if whole else depth
+        few, deep, times = (0, 0, 0) if whole else depth
 
         def of(point: Point, blocks: int) -> Seen:
             return seen(asked_at(point), plan, point.length, blocks, micro_batches)
@@ -200,6 +202,7 @@ class Twins(NamedTuple):
         more_chunks = None
         if CHUNKED_LOSS in plan.techniques and not seeds.alone:
             longer = seeds.near.one_chunk_more()
-            more_chunks = MoreChunks(of(longer, few), of(longer, deep))
+            more = of(longer, deep)
+            more_chunks = MoreChunks(more if whole else of(longer, few), more)
         tied = bool(getattr(config, "tie_word_embeddings", False))  # pictures have no words
-        return cls(shallow, near, far, collated_like(wide, near), more, tied, more_chunks)
+        return cls(shallow, near, far, collated_like(wide, near), times, tied, more_chunks)

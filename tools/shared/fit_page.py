@@ -40,6 +40,14 @@ def words(one: Found | None) -> str:
     return f"{one.recipe}, {one.micro_batch} x {one.accumulation}"
 
 
+def answer(asked: Asked) -> str:
+    """What a cell of the table says, with a mark where recipes that are tried are not recorded."""
+    if not asked.family:
+        return NOTHING
+    mark = "" if asked.complete("change") else " \\*"
+    return words(next(iter(asked.fits()), None)) + mark
+
+
 def table(files: dict[str, dict]) -> str:
     """The first recipe that fits, of every model on cards of some sizes."""
     index = files["index"]
@@ -50,7 +58,7 @@ def table(files: dict[str, dict]) -> str:
         title = model if most >= LENGTH else f"{model} ({most} tokens)"
         length = min(most, LENGTH)
         asked = [Asked(index, files[model], cards[name], length, BATCH) for name in CARDS]
-        cells = [words(next(iter(one.fits()), None)) if one.family else NOTHING for one in asked]
+        cells = [answer(one) for one in asked]
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ micro-batches, alone in a step or one of two, on a card of the family that is dr
 """
 
 import random
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -27,6 +28,11 @@ KEY = ["model", "family", "recipe", "length", "micro_batch", "accumulation", "ca
 WHAT = ["allocated_mib", "reserved_mib", "seconds"]
 
 
+@cache
+def _read(model: str) -> dict:
+    return table.read(model)
+
+
 def drawn() -> list[tuple]:
     """The sample, by `KEY`. Of a model alone it would begin with the same points."""
     recorded = [model for model in table.MODELS if table.file_of(model).exists()]
@@ -41,7 +47,7 @@ def drawn() -> list[tuple]:
 
 def _all_of(model: str) -> list[tuple]:
     found = []
-    for family, recipes in table.read(model)["families"].items():
+    for family, recipes in _read(model)["families"].items():
         for name, own in recipes.items():
             for row in own.get("points", []):
                 several = [1, 2] if len(row) > SEVERAL else [1]
@@ -54,7 +60,7 @@ def _all_of(model: str) -> list[tuple]:
 def from_the_atlas(key: tuple) -> dict:
     """What is recorded of a point of the sample."""
     model, family, recipe, length, micro_batch, accumulation, card = key
-    own = table.read(model)["families"][family][recipe]
+    own = _read(model)["families"][family][recipe]
     at = next(k for k, r in enumerate(own["points"]) if r[:2] == [length, micro_batch])
     row, timed = own["points"][at], own["seconds"][card][at]
     start = ALLOCATED if accumulation == 1 else SEVERAL

@@ -171,7 +171,7 @@ def test_all_blocks_tell_what_few_tell(config, name, tmp_path):
             assert one[0] == pytest.approx(other[0], rel=0.01)
 
 
-def assert_told(found: dict, asked: tuple, beyond: int) -> None:
+def assert_told(found: dict, asked: tuple, beyond: int, seconds_off: float = 2e-3) -> None:
     """What is recorded of a step is what a full prediction says of it, within so many MiB."""
     _, family, _, length, n, accumulation = asked
     card = points.FAMILIES[family].card
@@ -182,7 +182,7 @@ def assert_told(found: dict, asked: tuple, beyond: int) -> None:
     told = full.prediction((*asked, card))
     assert row[start] == pytest.approx(told["allocated_mib"], abs=beyond)
     assert row[start + 1] == pytest.approx(told["reserved_mib"], abs=beyond)
-    assert seconds == pytest.approx(told["seconds"], rel=2e-3)
+    assert seconds == pytest.approx(told["seconds"], rel=seconds_off)
 
 
 def test_a_step_that_classifies_is_that_of_a_full_prediction(tmp_path):
@@ -195,16 +195,18 @@ def test_a_step_that_classifies_is_that_of_a_full_prediction(tmp_path):
         assert_told(found, (str(tmp_path), "ampere", "full", *point), beyond=0)
 
 
-@pytest.mark.parametrize("name", ("LoRA, checkpointing", "LoRA, chunked loss"))
-def test_a_step_with_pictures_is_that_of_a_full_prediction(name, tmp_path):
+def test_a_step_with_pictures_is_that_of_a_full_prediction(tmp_path):
     """Two lengths of each batch tell of all others: what the picture takes does not grow, neither
-    its memory nor its attention."""
+    its memory nor its attention. Its loss in chunks is not recorded."""
+    name = "LoRA, checkpointing"
     saved_seeing(tmp_path, patch=16)
     found = points._recipe(str(tmp_path), "ampere", name, whole=True)
     assert [row[0] for row in found["points"]][::5] == [512, 1024, 2048, 4096]
     # For fewer tokens so small a model needs most while its pictures are put together.
     for point in ((4096, 1, 1), (4096, 1, 2), (4096, 8, 1)):
         assert_told(found, (str(tmp_path), "ampere", name, *point), beyond=2)
+    chunked = points.recipe(str(tmp_path), "ampere", "LoRA, chunked loss")
+    assert chunked == {"why": "more tokens are more chunks"}
 
 
 @pytest.fixture
@@ -247,12 +249,13 @@ def products(operations) -> list[tuple]:
 
 
 def test_a_loss_in_chunks_is_that_of_a_full_prediction(five_blocks):
-    """In any micro-batch, on a T4, whose attention is written out."""
+    """In any micro-batch, on a T4, whose attention is written out. Seconds of so small a model are
+    told less well, with a loss in chunks."""
     name = "LoRA, chunked loss"
     found = points._recipe(five_blocks, "turing", name)
     assert [row[:2] for row in found["points"]][::5] == [[512, 1], [1024, 1]]
     for point in ((512, 2, 1), (512, 8, 2), (1024, 16, 1)):
-        assert_told(found, (five_blocks, "turing", name, *point), beyond=1)
+        assert_told(found, (five_blocks, "turing", name, *point), beyond=1, seconds_off=1e-2)
 
 
 def test_what_is_more_than_chunks_is_no_step_with_more_chunks(five_blocks):

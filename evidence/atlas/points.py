@@ -192,6 +192,8 @@ def _recipe(model: str, family: str, name: str, whole: bool = False) -> dict:
 
 def _twins(asked: Asked, seeds: Seeds, points: Sequence[Point]) -> Iterable[Grouped]:
     """Twins of the seeds, with the points that they tell of."""
+    if CHUNKED_LOSS in asked.plan.techniques and seeds.wide == seeds.near and not seeds.alone:
+        raise NotAlike("more tokens are more chunks")  # of one number of samples: not held yet
     twins = Twins.of(asked, seeds)
     return by_chunks(twins, seeds, points) if twins.more_chunks else [Grouped(points, twins)]
 

@@ -141,42 +141,66 @@ def _block(dim0: int, dim1: int, max_num_threads: int) -> _Block:
     return _Block(block_width, block_height)
 
 
-def _sum(card, x, dims=None, *_) -> list[int]:
-    """Partial sums and semaphores of several blocks of threads for each output, where outer
-    dimensions are summed over: bias and norm weights.
+class Sum(NamedTuple):
+    """A sum over outer dimensions, as those of the gradients of biases and norm weights.
 
-    With the names of `setReduceConfig` and `gpu_reduce_kernel` in
-    aten/src/ATen/native/cuda/Reduce.cuh.
+    Args:
+        num_reductions: values that are added up for each output.
+        num_outputs: sums.
+        innermost: values that lie close together, none of which are added to each other.
     """
-    dims = {d % x.dim() for d in dims or range(x.dim())}
-    reduction_on_fastest_striding_dimension = x.dim() - 1 in dims
-    if reduction_on_fastest_striding_dimension or x.dtype == torch.bool or not x.is_contiguous():
-        return []
-    num_reductions = math.prod(x.shape[d] for d in dims)
-    num_outputs = x.numel() // max(num_reductions, 1)
-    if not num_outputs:
-        return []
-    output_vec_size = next(n for n in (4, 2, 1) if x.shape[-1] % n == 0)
-    dim0, dim1 = num_outputs // output_vec_size, num_reductions
-    block = _block(dim0, dim1, MAX_NUM_THREADS // output_vec_size)
-    if num_reductions < min(block.height * 16, 256):  # block.y does not reduce, but take outputs
-        return []
-    values_per_thread = -(-num_reductions // block.height)
-    grid = -(-dim0 // block.width)
-    threads = THREADS.get(card.capability, 2048)
-    blocks_per_sm = threads // (block.width * block.height)
-    target_grid_size = card.sms * blocks_per_sm
-    if values_per_thread < MAX_PER_THREAD or grid > target_grid_size:
-        return []
-    ctas_per_output = max(
-        min(-(-target_grid_size // grid), -(-values_per_thread // MIN_PER_THREAD)),
-        -(-values_per_thread // MAX_PER_THREAD),
-    )
-    if ctas_per_output == 1:
-        return []
-    # global_memory_size, where neither dimension of a block reduces with its neighbours
-    global_memory = FLOAT * num_outputs * ctas_per_output * block.width * output_vec_size
-    return [global_memory, SEMAPHORE * grid]
+
+    num_reductions: int
+    num_outputs: int
+    innermost: int
+
+    @classmethod
+    def of(cls, x, dims=None) -> "Sum | None":
+        """What `x.sum(dims)` is; None for any other sum."""
+        dims = {d % x.dim() for d in dims or range(x.dim())}
+        reduction_on_fastest_striding_dimension = x.dim() - 1 in dims
+        if reduction_on_fastest_striding_dimension or x.dtype == torch.bool:
+            return None
+        if not x.is_contiguous():
+            return None
+        num_reductions = math.prod(x.shape[d] for d in dims)
+        return cls(num_reductions, x.numel() // max(num_reductions, 1), x.shape[-1])
+
+    def partial_sums(self, card) -> list[int]:
+        """Bytes of partial sums and semaphores of several blocks of threads for each output.
+
+        With the names of `setReduceConfig` and `gpu_reduce_kernel` in
+        aten/src/ATen/native/cuda/Reduce.cuh.
+        """
+        num_reductions, num_outputs, innermost = self
+        if not num_outputs:
+            return []
+        output_vec_size = next(n for n in (4, 2, 1) if innermost % n == 0)
+        dim0, dim1 = num_outputs // output_vec_size, num_reductions
+        block = _block(dim0, dim1, MAX_NUM_THREADS // output_vec_size)
+        if num_reductions < min(block.height * 16, 256):  # block.y takes outputs, and reduces not
+            return []
+        values_per_thread = -(-num_reductions // block.height)
+        grid = -(-dim0 // block.width)
+        threads = THREADS.get(card.capability, 2048)
+        blocks_per_sm = threads // (block.width * block.height)
+        target_grid_size = card.sms * blocks_per_sm
+        if values_per_thread < MAX_PER_THREAD or grid > target_grid_size:
+            return []
+        ctas_per_output = max(
+            min(-(-target_grid_size // grid), -(-values_per_thread // MIN_PER_THREAD)),
+            -(-values_per_thread // MAX_PER_THREAD),
+        )
+        if ctas_per_output == 1:
+            return []
+        # global_memory_size, where neither dimension of a block reduces with its neighbours
+        global_memory = FLOAT * num_outputs * ctas_per_output * block.width * output_vec_size
+        return [global_memory, SEMAPHORE * grid]
+
+
+def _sum(card, x, dims=None, *_) -> list[int]:
+    of = Sum.of(x, dims)
+    return of.partial_sums(card) if of else []
 
 
 def _softmax_backward(card, grad, output, *_) -> list[int]:

@@ -162,7 +162,7 @@ def test_all_blocks_tell_what_few_tell(config, name, tmp_path):
     """Where blocks are not regular, all of them are simulated: the same numbers on any card."""
     config.architectures = ["ForCausalLM"]  # else it would classify
     config.save_pretrained(tmp_path)
-    few, whole = (points._recipe(str(tmp_path), "ampere", name, whole=w) for w in (False, True))
+    few, whole = (points._recipe(str(tmp_path), "ampere", name, turns) for turns in (2, None))
     assert len(few["points"]) == 10
     for one, other in zip(few["points"], whole["points"], strict=True):
         assert one[:2] == other[:2] and one[2:] == pytest.approx(other[2:], rel=0.02, abs=2)
@@ -200,7 +200,7 @@ def test_a_step_with_pictures_is_that_of_a_full_prediction(tmp_path):
     its memory nor its attention. Its loss in chunks is not recorded."""
     name = "LoRA, checkpointing"
     saved_seeing(tmp_path, patch=16)
-    found = points._recipe(str(tmp_path), "ampere", name, whole=True)
+    found = points._recipe(str(tmp_path), "ampere", name, turns=None)
     assert [row[0] for row in found["points"]][::5] == [512, 1024, 2048, 4096]
     # For fewer tokens so small a model needs most while its pictures are put together.
     for point in ((4096, 1, 1), (4096, 1, 2), (4096, 8, 1)):
@@ -223,7 +223,7 @@ def test_a_step_with_more_chunks_is_told_to_the_byte(name, five_blocks):
     """From four and five chunks, of 32: each storage, in its order, and each product. A piece taken
     for one that repeats where it is the last, which has fewer tokens, would grow."""
     plan, point = Plan.named(name), Point(1024, 16)
-    twins = Twins.of(Twin(five_blocks, "T4", plan, False), points.CHUNKED_SEEDS)
+    twins = Twins.of(Twin(five_blocks, "T4", plan), points.CHUNKED_SEEDS)
     (_, own), *_ = by_chunks(twins, points.CHUNKED_SEEDS, [point])
     whole = seen(ask(five_blocks, "T4", length=1024, batch=16), plan, 1024, 3)
     events, numbers = renumbered(whole.events)
@@ -301,14 +301,14 @@ def test_all_lengths_of_a_model_are_on_one_side_of_its_window(model, lengths):
 def test_what_few_blocks_do_not_tell_all_of_them_do(monkeypatch):
     asked = []
 
-    def told(model, family, name, whole=False):
-        asked.append(whole)
-        if not whole:
+    def told(model, family, name, turns):
+        asked.append(turns)
+        if turns is not None:
             raise NotAlike("blocks differ")
         return {"points": []}
 
     monkeypatch.setattr(points, "_recipe", told)
-    assert points.recipe("gpt2", "ampere", "full") == {"points": []} and asked == [False, True]
+    assert points.recipe("gpt2", "ampere", "full") == {"points": []} and asked == [2, 3, None]
 
 
 @pytest.mark.parametrize("card, name", [("A100-80GB", "full, checkpointing"), ("T4", "full")])

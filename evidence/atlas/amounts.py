@@ -7,6 +7,7 @@ import numpy as np
 
 from evidence.atlas.growth import Growth, grown, most_alive
 from evidence.atlas.laws import Point, Seeds, sizes_at
+from evidence.atlas.sums import sizes_of_sums
 from evidence.atlas.twins import Twins
 from fake_cuda import Simulation
 from fake_cuda.replay import replay
@@ -85,9 +86,12 @@ def sizes(
     """Of each point that needs at most so many bytes, what a step takes."""
     growth = Growth(twins.shallow.events, twins.near.events)
     whole = growth.plan(twins.more)
-    three, found = [seen.events for seen in (twins.near, twins.far, twins.wide)], {}
+    three, found = (twins.near, twins.far, twins.wide), {}
     for point in points:
-        log = grown(whole, twins.near.events.kinds, sizes_at(seeds, three, point))
+        told = sizes_at(seeds, [seen.events for seen in three], point)
+        for number, size in sizes_of_sums(seeds, [seen.sums for seen in three], point).items():
+            told[number] = size
+        log = grown(whole, twins.near.events.kinds, told)
         if most_alive(log) > most:  # that is seen at once, and the allocator takes more
             continue
         simulated, _ = replay(log, True)

@@ -86,7 +86,7 @@ class Chunks:
         numbers = [told.operations[k] for k in order]
         seen = told.seen
         operations, programs = ([c[k] for k in numbers] for c in (seen.operations, seen.programs))
-        return Seen(events, operations, seen.phases, programs)
+        return Seen(events, operations, seen.phases, programs, sums={})  # they grow as a line
 
     def _log(self, plan: list, sizes: Sequence[int]) -> Events:
         return grown(plan, self.more.events.kinds, sizes)

@@ -5,7 +5,7 @@ factor of the range. Two depths tell all others, as for the planner's own estima
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from evidence.atlas.laws import Point, Seeds
 from evidence.atlas.pieces import NotAlike, cuts
-from evidence.atlas.twins import Seen
+from evidence.atlas.twins import OfSamples, Seen, Twins
 from fake_cuda import Card, cost
 from fake_cuda.constants import CONSTANTS, HOST_SECONDS
 from fake_cuda.kernels import Kernels
@@ -110,22 +110,17 @@ class Pace:
     """The time of a recipe's step on some cards.
 
     Args:
-        shallow: a twin with few blocks and the shorter sample.
-        near: the deeper twin with that sample.
-        far: the deeper twin with the longer one.
-        wide: the deeper twin with more samples.
-        seeds: the three micro-batches.
+        twins: of the recipe.
+        seeds: their micro-batches.
         cards: with the rates of all of them.
     """
 
-    shallow: Seen
-    near: Seen
-    far: Seen
-    wide: Seen
+    twins: Twins
     seeds: Seeds
     cards: Sequence[Card]
 
     def __post_init__(self):
+        self.shallow, self.near, self.far, self.wide = self.twins[:4]
         if len({len(seen.operations) for seen in self._deep()}) > 1:
             raise NotAlike("with more tokens other operations happen")
         self.kernels = [Kernels(card) for card in self.cards]
@@ -146,12 +141,11 @@ class Pace:
             self.known[key] = np.array(found)
         return self.known[key]
 
-    def step(self, points: Sequence[Point], more: int) -> np.ndarray:
+    def step(self, points: Sequence[Point]) -> np.ndarray:
         """Seconds [part of a step, kind of limit, point, card, factor].
 
         Args:
             points: the micro-batches.
-            more: how often the model has once more what the deeper twin has more.
         """
         step = cost._Step([], self.near.phases, self.cards[0], HOST_SECONDS, CONSTANTS)
         rows, seconds = [], []
@@ -164,13 +158,15 @@ class Pace:
             of_all = _of_all(low, self.near.phases) and own[2:]
             key = tuple(op[2:] for op in three), of_all, programs
             if key not in found:
-                found[key] = self._row(three, own, programs, points, more, step)
+                found[key] = self._row(three, own, programs, points, step)
             row, needed = found[key]
             rows.append((_part(low, self.near.phases), *row))
             seconds.append(needed)
-        order = repeated(self.near.operations, self.mates, more)
+        order = repeated(self.near.operations, self.mates, self.twins.more)
+        samples = [point.micro_batch for point in points]
+        asked = list(_for_samples(order, self.twins.samples, self.seeds.near.micro_batch, samples))
         size = len(points), len(self.cards)
-        return _run([rows[k] for k in order], [seconds[k] for k in order], size)
+        return _run([(rows[k], seconds[k], there) for k, there in asked], size)
 
     def _programs(self, three: tuple[int | None, ...], point: Point) -> int | None:
         """Of how many programs a Triton kernel is; None where they are as many as a card wants."""
@@ -178,9 +174,9 @@ class Pace:
             return None
         return max(1, round(self.seeds.at(point, *three)))
 
-    def _row(self, three, own, programs, points, more, step) -> tuple:
+    def _row(self, three, own, programs, points, step) -> tuple:
         """The kind of limit and the host's seconds of an operation, and the cards' seconds."""
-        low = three[0]
+        low, more = three[0], self.twins.more
         ops = [operation_at(three, self.seeds, point) for point in points]
         row = step.row(ops[0], HOST_SECONDS)
         if row.kind in ("", "wait"):
@@ -218,8 +214,41 @@ def _part(op: Operation, phases: list[str]) -> int:
     return CLIP if name == "backward" and op.issued == "no gradients" else PASSES
 
 
-def _run(rows: list[tuple], seconds: list, size: tuple[int, int]) -> np.ndarray:
-    """`fake_cuda.cost._run` for all points, cards and factors at once."""
+def _for_samples(
+    order: Sequence[int], of_samples: Sequence[OfSamples], few: int, samples: Sequence[int]
+) -> Iterator[tuple[int, np.ndarray | None]]:
+    """The numbers of a twin's operations, those of each sample for as many as the widest has.
+
+    Args:
+        order: the numbers, without those.
+        of_samples: which of them are asked for by each sample.
+        few: samples of the twin.
+        samples: of each micro-batch.
+
+    Yields:
+        A number; and for which micro-batches, [point, 1, 1], None for all.
+    """
+    counts = np.array(samples)[:, None, None]
+    begin = {own.at: own for own in of_samples}
+    inside = {k for own in of_samples for k in range(own.at, own.at + few * own.size)}
+    for k in order:
+        if k in begin:
+            at, size = begin[k]
+            for sample in range(max(samples)):
+                there = None if sample < min(samples) else counts > sample
+                yield from ((at + sample % few * size + j, there) for j in range(size))
+        elif k not in inside:
+            yield k, None
+
+
+def _run(rows: list[tuple], size: tuple[int, int]) -> np.ndarray:
+    """`fake_cuda.cost._run` for all points, cards and factors at once.
+
+    Args:
+        rows: of each operation what `cost` needs to know, the cards' seconds, and for which points
+            it happens.
+        size: points and cards.
+    """
     known = CONSTANTS.host
     shape = *size, len(FACTORS)
     card, host = FACTORS.T
@@ -228,16 +257,18 @@ def _run(rows: list[tuple], seconds: list, size: tuple[int, int]) -> np.ndarray:
     for _ in range(2):  # the host runs ahead into the next step: the second one counts
         spent = np.zeros((3, len(cost.KINDS), *shape))
         part = ONCE
-        for (part, kind, issue), needed in zip(rows, seconds, strict=True):
+        for (part, kind, issue), needed, there in rows:
             if kind == "wait":
                 now = np.maximum(now, queue) + known.wait
                 continue
-            now = now + issue * host
+            now = now + issue * host * (1 if there is None else there)
             if needed is None:
                 continue
             start = np.maximum(queue, now + start_up)
-            spent[part, 0] += start - queue
             taken = needed[:, :, None] * card
+            if there is not None:
+                start, taken = np.where(there, start, queue), there * taken
+            spent[part, 0] += start - queue
             spent[part, cost.KINDS.index(kind)] += taken
             queue = start + taken
         idle = np.maximum(now - queue, 0)

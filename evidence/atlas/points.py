@@ -3,8 +3,8 @@
 Four twins are simulated: of two and of three blocks (`Depth`), and of three with twice the length
 and with twice the samples. Their logs grow to the whole model's (`growth`) and to any micro-batch
 (`laws`), and are replayed; their operations grow alike (`pace`). Where the loss is in chunks, two
-more tell what one more of them adds (`chunks`). Where blocks are not that regular, all of the
-model's stand in their place, and nothing but the micro-batch grows.
+more tell what one more of them adds (`chunks`). Where blocks are not that regular, twins of three
+and four are tried; and then all blocks, so that nothing but the micro-batch grows.
 """
 
 import math
@@ -21,7 +21,7 @@ from evidence.atlas.pace import CLIP, ONCE, PASSES, Pace
 from evidence.atlas.pieces import NotAlike
 from evidence.atlas.twins import Asked, Twins
 from fake_cuda import Card, NotSimulated
-from fake_cuda.units import SAMPLES, TEXTS_AND_PICTURES, TOKENS
+from fake_cuda.units import SAMPLES, TEXTS, TEXTS_AND_PICTURES, TOKENS
 from helpers.hardware import GIB, GPU, cards
 from planner.lengths import positions
 from planner.question import Question, ask
@@ -33,10 +33,15 @@ LONGEST = 512  # of other texts
 LONGEST_AFTER_PICTURE = 8192
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 MOST_TOKENS = 65536  # of a micro-batch
+# Of blocks in the shallow twin, as they are tried: what the first and the last of a BERT do is told
+# apart with one more. None: all blocks of the model.
+TURNS = (2, 3, None)
 FULL = "no card has as much"
 MOST = 190 * GIB  # no known card has as much
 # With one sample some tensors are laid out in a line that are not with more: two tell of more.
 SEEDS = Seeds.of(SHORTEST, 2)
+# Tokens from which on sums over them take memory of their own (`fake_cuda.scratch.Sum`).
+SUMMED = 1024
 # Of four chunks, which is the fewest that tell of more.
 CHUNKED_SEEDS = Seeds.of(SHORTEST, FEWEST * CHUNK // SHORTEST)
 
@@ -92,15 +97,21 @@ def all_points(model: str) -> list[Point]:
 def seeds_of(question: Question, plan: Plan, point: Point) -> Seeds:
     """The micro-batches that tell of another one.
 
-    Each is itself where texts or pictures are classified, or speech is written down: sums over few
-    tokens, such as the gradient of a bias, take no memory of their own, and over more they do,
-    which does not grow as a line (`fake_cuda.scratch`). Where attention is written out, one sample
-    is not laid out as more are. Pictures in texts take their turns in attention, so that with more
-    samples more happens. A loss in chunks is told by micro-batches that have enough of them.
+    Each is itself where pictures are classified or speech is written down, which have one length.
+    Texts that are classified are told by their like: one sample is not laid out as more are, and
+    over few tokens no sum takes memory of its own, as that of a bias's gradient does over more
+    (`sums`). Where attention is written out, one sample of text alone is told by its like. Pictures
+    in texts take their turns in attention, so that with more samples more happens. A loss in chunks
+    is told by micro-batches that have enough of them.
     """
     alone, task = Seeds.only(point), question.workload.task
-    if task not in (TOKENS, TEXTS_AND_PICTURES):
+    if task in SAMPLES:
         return alone
+    if task == TEXTS:
+        near = LENGTHS[0]
+        if point.micro_batch == 1:
+            return Seeds.of_samples(near, 1)
+        return Seeds.of(near, 2 if point.tokens < SUMMED else SUMMED // near)
     chunked = CHUNKED_LOSS in plan.techniques
     if chunked and point.chunks < FEWEST:
         return alone
@@ -157,24 +168,24 @@ def paces(
 
 def recipe(model: str, family: str, name: str) -> dict:
     """All that the atlas has of a recipe; {"why": a sentence} where it can have nothing."""
-    try:
-        return _recipe(model, family, name)
-    except NotAlike:
+    why = ""
+    for turns in TURNS:
         try:
-            return _recipe(model, family, name, whole=True)
-        except (NotAlike, NotSimulated) as error:
+            return _recipe(model, family, name, turns)
+        except NotAlike as error:
+            why = str(error)
+        except NotSimulated as error:
             return {"why": str(error)}
-    except NotSimulated as error:
-        return {"why": str(error)}
+    return {"why": why}
 
 
-def _recipe(model: str, family: str, name: str, whole: bool = False) -> dict:
+def _recipe(model: str, family: str, name: str, turns: int | None = TURNS[0]) -> dict:
     cards_of_it, most = FAMILIES[family], FAMILIES[family].most()
     plan, every = Plan.named(name), all_points(model)
     question = ask(model, cards_of_it.card, length=every[0].length, batch=every[0].micro_batch)
     if question.need(plan.kind.least * question.workload.parameters()) > most:
         return {"why": FULL}
-    asked = Asked(model, cards_of_it.card, plan, whole)
+    asked = Asked(model, cards_of_it.card, plan, turns, two=question.workload.task == TEXTS)
     seeds = {point: seeds_of(question, plan, point) for point in every}
     amounts, seconds = {}, {}
     for three in dict.fromkeys(seeds.values()):
@@ -212,15 +223,15 @@ def _told_by(
     points = list(amounts)
     if not points:
         return {}, {}
-    pace = Pace(*twins[:4], seeds, cards)
-    spent = pace.step(points, twins.more)
+    pace = Pace(twins, seeds, cards)
+    spent = pace.step(points)
     gradients = amounts[points[0]].gradients
     parts = spent.sum(axis=1)
     each = each_of_several(pace, parts, asked.plan, gradients)
-    if kind.accumulates and not kind.adapters and seeds.alone:
+    if kind.accumulates and not kind.adapters and (seeds.alone or asked.two):
         two = Twins.of(asked, seeds, 2)
         again = sizes(two, seeds, points, asked.plan, math.inf)
         amounts = {point: amounts[point]._replace(more=again[point].one) for point in points}
-        parts = Pace(*two[:4], seeds, cards).step(points, two.more).sum(axis=1)
+        parts = Pace(two, seeds, cards).step(points).sum(axis=1)
         each = (parts[PASSES] + parts[CLIP]) / 2
     return amounts, paces(pace, spent, parts[ONCE], each, points)

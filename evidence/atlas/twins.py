@@ -1,11 +1,15 @@
 """Twins of a model, with few of its blocks: what is seen of a step of theirs."""
 
+import itertools
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 from unittest import mock
 
 from evidence.atlas.full import Whole
 from evidence.atlas.laws import Point, Seeds
+from evidence.atlas.pieces import NotAlike, cuts
+from evidence.atlas.sums import Summed, kept
 from fake_cuda import cost, simulation
 from fake_cuda.operations import Work
 from fake_cuda.replay import Events
@@ -25,22 +29,25 @@ class Depth(NamedTuple):
     more: int
 
     @classmethod
-    def of(cls, config) -> "Depth":
-        """Two and three blocks where all are alike: of one alone, what is the first's and the
-        last's is not told apart. Where kinds of blocks take turns, a turn stands for a block, and
-        the twins are taken from the front.
+    def of(cls, config, turns: int = 2) -> "Depth":
+        """So many blocks and one more where all are alike: of one alone, what is the first's and
+        the last's is not told apart. Where kinds of blocks take turns, a turn stands for a block,
+        and the twins are taken from the front.
 
         >>> from transformers import GptOssConfig, LlamaConfig
         >>> Depth.of(LlamaConfig(num_hidden_layers=32))
         Depth(shallow=2, deep=3, more=29)
         >>> Depth.of(GptOssConfig(num_hidden_layers=24))
         Depth(shallow=4, deep=6, more=9)
+        >>> Depth.of(LlamaConfig(num_hidden_layers=32), turns=3)
+        Depth(shallow=3, deep=4, more=28)
         """
         count = config.num_hidden_layers
         lists = [v for v in vars(config).values() if isinstance(v, list) and len(v) == count]
         turn = next(n for n in range(1, count + 1) if all(v[n:] == v[:-n] for v in lists))
         left = turn + count % turn if count % turn and turn > 1 else turn
-        return cls(left + turn, left + 2 * turn, (count - left - 2 * turn) // turn)
+        shallow = left + (turns - 1) * turn
+        return cls(shallow, shallow + turn, (count - shallow - turn) // turn)
 
 
 class Seen(NamedTuple):
@@ -52,12 +59,14 @@ class Seen(NamedTuple):
             of a card it keeps busy.
         phases: of the run.
         programs: of each operation, of how many programs a Triton kernel is; None for all others.
+        sums: those that take memory of their own, by the first storage of each.
     """
 
     events: Events
     operations: list
     phases: list[str]
     programs: list[int | None]
+    sums: dict[int, Summed]
 
 
 def seen(question: Question, plan: Plan, length: int, blocks: int, micro_batches: int = 1) -> Seen:
@@ -92,12 +101,54 @@ def seen(question: Question, plan: Plan, length: int, blocks: int, micro_batches
         mock.patch.object(simulation, "replay", watched),
         mock.patch.object(cost, "step_time", untimed),
         mock.patch.object(Work, "launch", launched_by),
+        kept() as sums,
     ):
         samples = question.batch // micro_batches
         predictions.predict(plan, samples, layers=tuple(kinds[:blocks]), length=length)
     operations, phases = steps[-1]
     programs = [launched.get(id(op)) for op in operations]
-    return Seen(_without_collation(events[-1]), operations, phases, programs)
+    stay = _without_collation(events[-1])
+    number = {i: k for k, i in enumerate(stay)}
+    sums = {number[i]: summed for i, summed in sums.items()}
+    return Seen(_only(events[-1], number), operations, phases, programs, sums)
+
+
+class OfSamples(NamedTuple):
+    """Operations that each sample of a micro-batch asks for, one sample after the other.
+
+    Args:
+        at: the number of the first one.
+        size: operations of a sample.
+    """
+
+    at: int
+    size: int
+
+
+def of_samples(near: Seen, wide: Seen, samples: int) -> list[OfSamples]:
+    """Operations of a twin's samples, with twice as many of which a wider one has more of them.
+
+    Raises:
+        NotAlike: they differ otherwise.
+    """
+    found, begun = [], 0
+    pairs = zip(*(_signs_by_phase(seen) for seen in (near, wide)), strict=True)
+    for few, many in pairs:
+        shift = 0
+        for where in cuts(few, many):
+            if where.size % samples:
+                raise NotAlike("with more samples more happens than once for each")
+            at = begun + where.at - where.size - shift
+            found.append(OfSamples(at, where.size // samples))
+            shift += where.size
+        begun += len(few)
+    return found
+
+
+def _signs_by_phase(seen: Seen) -> list[list[tuple]]:
+    """What is the same of operations in any micro-batch."""
+    groups = itertools.groupby(seen.operations, lambda op: op.phase)
+    return [[(op.issued, op.tensors > 0, op.name) for op in ops] for _, ops in groups]
 
 
 def collated_like(seen: Seen, other: Seen) -> Seen:
@@ -111,9 +162,10 @@ def collated_like(seen: Seen, other: Seen) -> Seen:
     return seen._replace(operations=operations, programs=programs)
 
 
-def _without_collation(seen: Events) -> Events:
-    """A log without what is born and gone before the first step and between two: there each sample
-    of a micro-batch takes a few bytes of its own, so that more samples would be more events."""
+def _without_collation(seen: Events) -> list[int]:
+    """The storages of a log but those that are born and gone before the first step or between two:
+    there each sample of a micro-batch takes a few bytes of its own, so that more samples would be
+    more events."""
     phases: dict[int, int] = {}  # of each storage the phase of its birth
     gone, phase, between = set(), 0, True
     for event in seen.events:
@@ -124,15 +176,18 @@ def _without_collation(seen: Events) -> Events:
             phases[event] = phase
         elif between and phases.get(~event) == phase:
             gone.add(~event)
-    kept = [i for i in range(len(seen.sizes)) if i not in gone]
-    number = {i: k for k, i in enumerate(kept)}
+    return [i for i in range(len(seen.sizes)) if i not in gone]
+
+
+def _only(seen: Events, number: dict[int, int]) -> Events:
+    """A log of some storages alone, with new numbers."""
     events = []
     for event in seen.events:
         if isinstance(event, str):
             events.append(event)
         elif max(event, ~event) in number:
             events.append(number[event] if event >= 0 else ~number[~event])
-    kinds, sizes = [seen.kinds[i] for i in kept], [seen.sizes[i] for i in kept]
+    kinds, sizes = [seen.kinds[i] for i in number], [seen.sizes[i] for i in number]
     return Events(events, kinds, sizes, 0)
 
 
@@ -143,13 +198,15 @@ class Asked(NamedTuple):
         model: its name.
         card: which stands for its family.
         plan: the recipe.
-        whole: whether all blocks of the model are simulated.
+        turns: of blocks that the shallow twin has; None: all blocks of the model are simulated.
+        two: whether steps of two micro-batches are simulated for any seeds, if all weights learn.
     """
 
     model: str
     card: str
     plan: Plan
-    whole: bool
+    turns: int | None = 2
+    two: bool = False
 
 
 class MoreChunks(NamedTuple):
@@ -168,6 +225,7 @@ class Twins(NamedTuple):
         more: how often the model has once more what the deeper twin has more than the shallow one.
         tied: whether head and embedding are one parameter.
         more_chunks: where the loss is in chunks, and the three do not tell of themselves alone.
+        samples: the operations of each sample between steps, if the wide one has more samples.
     """
 
     shallow: Seen
@@ -177,11 +235,12 @@ class Twins(NamedTuple):
     more: int
     tied: bool
     more_chunks: MoreChunks | None = None
+    samples: Sequence[OfSamples] = ()
 
     @classmethod
     def of(cls, asked: Asked, seeds: Seeds, micro_batches: int = 1) -> "Twins":
         """Of a recipe with three micro-batches, of which a step has so many."""
-        model, card, plan, whole = asked
+        model, card, plan, turns, _ = asked
 
         @cache
         def asked_at(point: Point) -> Question:
@@ -189,8 +248,9 @@ class Twins(NamedTuple):
             return ask(model, card, length=point.length, batch=batch)
 
         config = asked_at(seeds.near).workload.config
-        depth = Depth.of(config.get_text_config())
-        whole = whole or depth.more <= 1 or differ_by_number(config)  # such twins take as long
+        depth = Depth.of(config.get_text_config(), turns or 2)
+        as_long = depth.more <= 1 or differ_by_number(config)  # the twins take as the model does
+        whole = turns is None or as_long
         few, deep, times = (0, 0, 0) if whole else depth
 
         def of(point: Point, blocks: int) -> Seen:
@@ -204,5 +264,9 @@ class Twins(NamedTuple):
             longer = seeds.near.one_chunk_more()
             more = of(longer, deep)
             more_chunks = MoreChunks(more if whole else of(longer, few), more)
+        samples = ()
+        if seeds.wide != seeds.near:
+            samples = of_samples(near, wide, seeds.near.micro_batch)
+            wide = collated_like(wide, near)
         tied = bool(getattr(config, "tie_word_embeddings", False))  # pictures have no words
-        return cls(shallow, near, far, collated_like(wide, near), times, tied, more_chunks)
+        return cls(shallow, near, far, wide, times, tied, more_chunks, samples)

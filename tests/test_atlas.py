@@ -15,10 +15,11 @@ from evidence.atlas import check, full, page, points, table
 from evidence.atlas.chunks import FEWEST, Chunks, by_chunks, renumbered
 from evidence.atlas.growth import Growth, grown
 from evidence.atlas.laws import Point, Seeds, sizes_at
-from evidence.atlas.pace import operation_at
+from evidence.atlas.pace import _for_samples, operation_at
 from evidence.atlas.pieces import NotAlike, cuts
+from evidence.atlas.sums import sizes_of_sums
 from evidence.atlas.twins import Asked as Twin
-from evidence.atlas.twins import Twins, seen
+from evidence.atlas.twins import OfSamples, Twins, seen
 from fake_cuda.replay import Events, replay
 from planned import saved_seeing
 from planner import recorded
@@ -185,14 +186,46 @@ def assert_told(found: dict, asked: tuple, beyond: int, seconds_off: float = 2e-
     assert seconds == pytest.approx(told["seconds"], rel=seconds_off)
 
 
-def test_a_step_that_classifies_is_that_of_a_full_prediction(tmp_path):
-    """Each micro-batch and two of it: of 128 and of 2,048 tokens, of which alone a sum over the
-    tokens takes memory of its own."""
-    shape = SMALL | {"max_position_embeddings": 256}
-    transformers.BertConfig(**shape, num_hidden_layers=2).save_pretrained(tmp_path)
-    found = points._recipe(str(tmp_path), "ampere", "full")
-    for point in ((128, 1, 1), (128, 16, 1), (128, 16, 2)):
-        assert_told(found, (str(tmp_path), "ampere", "full", *point), beyond=0)
+@pytest.fixture
+def classifier(tmp_path):
+    """The folder of a small BERT, over whose wide layers sums do not grow as a line."""
+    shape = SMALL | {"max_position_embeddings": 512, "intermediate_size": 4096}
+    transformers.BertConfig(**shape, num_hidden_layers=6).save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def test_a_step_that_classifies_is_that_of_a_full_prediction(classifier):
+    """Few blocks and few micro-batches tell of all: with one sample and with more, of fewer tokens
+    and of more than those over which sums take memory of their own; and of two micro-batches."""
+    found = points._recipe(classifier, "ampere", "full", 3)
+    assert [row[:2] for row in found["points"]][::7] == [[128, 1], [256, 4], [512, 16]]
+    for point in ((512, 1, 1), (256, 4, 1), (512, 16, 2)):
+        assert_told(found, (classifier, "ampere", "full", *point), beyond=0)
+
+
+def test_sums_over_tokens_are_told_by_the_rule_of_their_kernel(classifier):
+    """From 1,024 and 2,048 tokens, of 8,192: no storage is off; as a line they would be."""
+    plan, seeds, point = Plan.named("full"), Seeds.of(128, 8), Point(512, 16)
+    *three, whole = (
+        seen(ask(classifier, card, length=n, batch=size), plan, n, 2) for n, size in (*seeds, point)
+    )
+    told = sizes_at(seeds, [one.events for one in three], point)
+    line = told.copy()
+    for number, size in sizes_of_sums(seeds, [one.sums for one in three], point).items():
+        told[number] = size
+    assert told.tolist() == list(whole.events.sizes) and (line != told).any()
+    with pytest.raises(NotAlike, match="over fewer tokens a sum takes no memory of its own"):
+        sizes_of_sums(seeds, [one.sums for one in three], Point(128, 4))
+
+
+def test_what_each_sample_asks_for_happens_as_often_as_there_are_samples():
+    """Operations 1 to 4 are of two samples."""
+    own = [OfSamples(at=1, size=2)]
+    asked = list(_for_samples([0, 1, 2, 3, 4, 5, 5], own, few=2, samples=[1, 3]))
+    assert [k for k, _ in asked] == [0, 1, 2, 3, 4, 1, 2, 5, 5]
+    of_first = [there is None or bool(there[0]) for _, there in asked]
+    assert of_first == [True, True, True, False, False, False, False, True, True]
+    assert all(there is None or there[1] for _, there in asked)
 
 
 def test_a_step_with_pictures_is_that_of_a_full_prediction(tmp_path):

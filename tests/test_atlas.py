@@ -206,9 +206,8 @@ def test_a_step_that_classifies_is_that_of_a_full_prediction(classifier):
 def test_sums_over_tokens_are_told_by_the_rule_of_their_kernel(classifier):
     """From 1,024 and 2,048 tokens, of 8,192: no storage is off; as a line they would be."""
     plan, seeds, point = Plan.named("full"), Seeds.of(128, 8), Point(512, 16)
-    *three, whole = (
-        seen(ask(classifier, card, length=n, batch=size), plan, n, 2) for n, size in (*seeds, point)
-    )
+    asked = (ask(classifier, "A100-80GB", length=n, batch=size) for n, size in (*seeds, point))
+    *three, whole = (seen(question, plan, question.workload.length, 2) for question in asked)
     told = sizes_at(seeds, [one.events for one in three], point)
     line = told.copy()
     for number, size in sizes_of_sums(seeds, [one.sums for one in three], point).items():

@@ -13,6 +13,7 @@ from evidence.atlas.growth import Growth, grown, tidy
 from evidence.atlas.laws import Point, Seeds
 from evidence.atlas.pace import mates, repeated
 from evidence.atlas.pieces import NotAlike
+from evidence.atlas.sums import Summed
 from evidence.atlas.twins import Seen, Twins
 from fake_cuda.replay import Events
 
@@ -25,11 +26,13 @@ class Told(NamedTuple):
     Args:
         seen: the twin's step.
         sizes: bytes, by the storages of the step with one chunk more.
+        sums: those that take memory of their own, by the same storages.
         operations: their numbers among those of `seen`, by the operations of that step.
     """
 
     seen: Seen
     sizes: list[int]
+    sums: dict[int, Summed]
     operations: list[int]
 
 
@@ -52,8 +55,8 @@ class Chunks:
 
     def by_few(self) -> Told:
         """What the step with few chunks tells."""
-        sizes = self._sizes({i: self.few.events.sizes[mate] for i, mate in self.storages.items()})
-        return Told(self.few, sizes, [mate for mate, _ in self.operations])
+        operations = [mate for mate, _ in self.operations]
+        return self._told(self.few, self.storages, operations)
 
     def by(self, seen: Seen, chunks: int) -> Told:
         """What another step tells, which has so many chunks more than `more`.
@@ -69,24 +72,37 @@ class Chunks:
         signs = [_kind(self.more.operations[k]) for k in order]
         if real != list(log.events) or signs != [_kind(op) for op in seen.operations]:
             raise NotAlike("with more tokens more happens than more chunks")
-        pairs = zip(reversed(born), reversed(numbers), strict=True)
-        sizes = self._sizes({i: seen.events.sizes[number] for i, number in pairs})
+        storages = dict(zip(reversed(born), reversed(numbers), strict=True))
         operations = {k: at for at, k in reversed(list(enumerate(order)))}
-        return Told(seen, sizes, [operations[k] for k in range(len(self.more.operations))])
+        in_order = [operations[k] for k in range(len(self.more.operations))]
+        return self._told(seen, storages, in_order)
 
     def grown(self, told: Told, chunks: int) -> Seen:
         """A step with so many chunks more than `more` (-1: as many as few), as a twin tells it."""
-        order = repeated(self.more.operations, self.operations, chunks)
         if chunks < 0:
             few = self.few.events
-            here = {mate: told.sizes[i] for i, mate in reversed(list(self.storages.items()))}
-            events = few._replace(sizes=[here.get(i, 0) for i in range(len(few.sizes))])
+            likes = {mate: i for i, mate in reversed(list(self.storages.items()))}
+            sizes = [told.sizes[likes[k]] if k in likes else 0 for k in range(len(few.sizes))]
+            events = few._replace(sizes=sizes)
         else:
-            events = self._log(self.growth.plan(chunks), told.sizes)
-        numbers = [told.operations[k] for k in order]
-        seen = told.seen
+            plan = self.growth.plan(chunks)
+            likes = dict(enumerate(i for phase in plan for what, i in phase if what == "born"))
+            events = self._log(plan, told.sizes)
+        sums = {k: told.sums[i] for k, i in likes.items() if i in told.sums}
+        numbers, seen = self.numbers(told, chunks), told.seen
         operations, programs = ([c[k] for k in numbers] for c in (seen.operations, seen.programs))
-        return Seen(events, operations, seen.phases, programs, sums={})  # they grow as a line
+        return Seen(events, operations, seen.phases, programs, sums)
+
+    def numbers(self, told: Told, chunks: int) -> list[int]:
+        """Of the operations of a step with so many chunks more, those of the twin that tell."""
+        order = repeated(self.more.operations, self.operations, chunks)
+        return [told.operations[k] for k in order]
+
+    def _told(self, seen: Seen, storages: dict[int, int], operations: list[int]) -> Told:
+        """What a step tells, by its storages that are the like of those with one chunk more."""
+        sizes = self._sizes({i: seen.events.sizes[number] for i, number in storages.items()})
+        sums = {i: seen.sums[k] for i, k in storages.items() if k in seen.sums}
+        return Told(seen, sizes, sums, operations)
 
     def _log(self, plan: list, sizes: Sequence[int]) -> Events:
         return grown(plan, self.more.events.kinds, sizes)
@@ -143,4 +159,7 @@ def by_chunks(twins: Twins, seeds: Seeds, points: Sequence[Point]) -> Iterator[G
         some = [point for point in points if point.chunks == number]
         of_deep = (deep.grown(told, number - begun) for told in (near, far, wide))
         of_shallow = shallow.grown(shallow.by_few(), number - begun)
-        yield Grouped(some, Twins(of_shallow, *of_deep, twins.more, twins.tied))
+        places = deep.numbers(near, number - begun)
+        own = [place._replace(at=places.index(place.at)) for place in twins.of_samples]
+        told = Twins(of_shallow, *of_deep, twins.more, twins.tied, of_samples=own)
+        yield Grouped(some, told)

@@ -163,8 +163,10 @@ class Pace:
             rows.append((_part(low, self.near.phases), *row))
             seconds.append(needed)
         order = repeated(self.near.operations, self.mates, self.twins.more)
-        samples = [point.micro_batch for point in points]
-        asked = list(_for_samples(order, self.twins.samples, self.seeds.near.micro_batch, samples))
+        counts = [point.micro_batch for point in points]
+        asked = list(
+            _for_samples(order, self.twins.of_samples, self.seeds.near.micro_batch, counts)
+        )
         size = len(points), len(self.cards)
         return _run([(rows[k], seconds[k], there) for k, there in asked], size)
 
@@ -215,27 +217,28 @@ def _part(op: Operation, phases: list[str]) -> int:
 
 
 def _for_samples(
-    order: Sequence[int], of_samples: Sequence[OfSamples], few: int, samples: Sequence[int]
+    order: Sequence[int], of_samples: Sequence[OfSamples], few: int, counts: Sequence[int]
 ) -> Iterator[tuple[int, np.ndarray | None]]:
-    """The numbers of a twin's operations, those of each sample for as many as the widest has.
+    """The numbers of a step's operations, those of each sample as often as the micro-batch with
+    most samples has them.
 
     Args:
-        order: the numbers, without those.
+        order: the numbers, of which those of samples are the twin's.
         of_samples: which of them are asked for by each sample.
         few: samples of the twin.
-        samples: of each micro-batch.
+        counts: samples of each micro-batch.
 
     Yields:
         A number; and for which micro-batches, [point, 1, 1], None for all.
     """
-    counts = np.array(samples)[:, None, None]
+    has = np.array(counts)[:, None, None]
     begin = {own.at: own for own in of_samples}
     inside = {k for own in of_samples for k in range(own.at, own.at + few * own.size)}
     for k in order:
         if k in begin:
             at, size = begin[k]
-            for sample in range(max(samples)):
-                there = None if sample < min(samples) else counts > sample
+            for sample in range(max(counts)):
+                there = None if sample < min(counts) else has > sample
                 yield from ((at + sample % few * size + j, there) for j in range(size))
         elif k not in inside:
             yield k, None
@@ -259,7 +262,8 @@ def _run(rows: list[tuple], size: tuple[int, int]) -> np.ndarray:
         part = ONCE
         for (part, kind, issue), needed, there in rows:
             if kind == "wait":
-                now = np.maximum(now, queue) + known.wait
+                waited = np.maximum(now, queue) + known.wait
+                now = waited if there is None else np.where(there, waited, now)
                 continue
             now = now + issue * host * (1 if there is None else there)
             if needed is None:

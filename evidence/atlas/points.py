@@ -33,15 +33,16 @@ LONGEST = 512  # of other texts
 LONGEST_AFTER_PICTURE = 8192
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 MOST_TOKENS = 65536  # of a micro-batch
-# Of blocks in the shallow twin, as they are tried: what the first and the last of a BERT do is told
-# apart with one more. None: all blocks of the model.
+# How often what repeats stands in the shallow twin, as it is tried: what the first and the last
+# block of a BERT do is told apart with one more. None: all blocks of the model.
 TURNS = (2, 3, None)
 FULL = "no card has as much"
 MOST = 190 * GIB  # no known card has as much
 # With one sample some tensors are laid out in a line that are not with more: two tell of more.
 SEEDS = Seeds.of(SHORTEST, 2)
-# Tokens from which on sums over them take memory of their own (`fake_cuda.scratch.Sum`).
-SUMMED = 1024
+# Of texts that are classified, with the fewest tokens over which sums take memory of their own
+# (`fake_cuda.scratch.Sum`); of fewer tokens it is told that they take none.
+CLASSIFIED = Seeds.of(LENGTHS[0], 1024 // LENGTHS[0])
 # Of four chunks, which is the fewest that tell of more.
 CHUNKED_SEEDS = Seeds.of(SHORTEST, FEWEST * CHUNK // SHORTEST)
 
@@ -98,20 +99,18 @@ def seeds_of(question: Question, plan: Plan, point: Point) -> Seeds:
     """The micro-batches that tell of another one.
 
     Each is itself where pictures are classified or speech is written down, which have one length.
-    Texts that are classified are told by their like: one sample is not laid out as more are, and
-    over few tokens no sum takes memory of its own, as that of a bias's gradient does over more
-    (`sums`). Where attention is written out, one sample of text alone is told by its like. Pictures
-    in texts take their turns in attention, so that with more samples more happens. A loss in chunks
-    is told by micro-batches that have enough of them.
+    One sample is not laid out as more are where texts are classified, and where attention is
+    written out. Pictures in texts take their turns in attention, so that with more samples more
+    happens. A loss in chunks is told by micro-batches that have enough of them.
     """
     alone, task = Seeds.only(point), question.workload.task
     if task in SAMPLES:
         return alone
     if task == TEXTS:
-        near = LENGTHS[0]
-        if point.micro_batch == 1:
-            return Seeds.of_samples(near, 1)
-        return Seeds.of(near, 2 if point.tokens < SUMMED else SUMMED // near)
+        if question.workload.config.max_position_embeddings < CLASSIFIED.far.length:
+            return alone
+        one = Seeds.of_samples(LENGTHS[0], 1)
+        return one if point.micro_batch == 1 else CLASSIFIED
     chunked = CHUNKED_LOSS in plan.techniques
     if chunked and point.chunks < FEWEST:
         return alone

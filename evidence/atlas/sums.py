@@ -1,8 +1,9 @@
 """What sums over tokens take for themselves: more with more tokens, but not as a line.
 
 Sums of biases' gradients share an output among blocks of threads once there are about a thousand
-tokens, and among no more of them than keep a card at work (`fake_cuda.scratch.Sum`). So what a twin
-sums up is kept, and its size with another micro-batch is told by the kernel's own rule.
+tokens: among as many as keep a card at work, or more where each would add up too many values
+(`fake_cuda.scratch.Sum`). So what a twin sums up is kept, and its size with another micro-batch is
+told by the kernel's own rule.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,15 +29,9 @@ class Summed(NamedTuple):
     card: Card
 
     def sizes(self, values: float) -> list[int]:
-        """Bytes of what it takes where so many values are added up for each output.
-
-        Raises:
-            NotAlike: it takes none.
-        """
+        """Bytes of what it takes where so many values are added up for each output; 0 over few."""
         taken = self.sum._replace(num_reductions=round(values)).partial_sums(self.card)
-        if not taken:
-            raise NotAlike("over fewer tokens a sum takes no memory of its own")
-        return taken
+        return taken or [0] * len(self.sum.partial_sums(self.card))
 
 
 @contextmanager
@@ -47,6 +42,8 @@ def kept() -> Iterator[dict[int, Summed]]:
 
     def watched(trace, func, args):
         begun = len(trace.size)
+        if not begun:  # another run's
+            found.clear()
         inside(trace, func, args)
         if func is SUM and len(trace.size) > begun:
             found[begun] = Summed(Sum.of(*args[:2]), trace.card)
@@ -59,10 +56,12 @@ def sizes_of_sums(seeds: Seeds, three: Sequence[dict[int, Summed]], point: Point
     """Bytes of the storages that sums take at a point, from what is summed up at the three seeds.
 
     Raises:
-        NotAlike: at the point a sum takes none.
+        NotAlike: they are not the same sums.
     """
     found = {}
     for number, near in three[0].items():
+        if len({sums[number].sum._replace(num_reductions=0) for sums in three}) > 1:
+            raise NotAlike("with more tokens other sums happen")
         values = seeds.at(point, *(sums[number].sum.num_reductions for sums in three))
         found |= dict(enumerate(near.sizes(values), start=number))
     return found

@@ -1,6 +1,5 @@
 """Twins of a model, with few of its blocks: what is seen of a step of theirs."""
 
-import itertools
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -109,7 +108,7 @@ def seen(question: Question, plan: Plan, length: int, blocks: int, micro_batches
     programs = [launched.get(id(op)) for op in operations]
     stay = _without_collation(events[-1])
     number = {i: k for k, i in enumerate(stay)}
-    sums = {number[i]: summed for i, summed in sums.items()}
+    sums = {number[i]: summed for i, summed in sums.items() if i in number}
     return Seen(_only(events[-1], number), operations, phases, programs, sums)
 
 
@@ -126,40 +125,45 @@ class OfSamples(NamedTuple):
 
 
 def of_samples(near: Seen, wide: Seen, samples: int) -> list[OfSamples]:
-    """Operations of a twin's samples, with twice as many of which a wider one has more of them.
+    """Operations between steps that each sample of a twin asks for.
+
+    Args:
+        near: the twin.
+        wide: one with twice as many samples.
+        samples: how many the twin has.
 
     Raises:
         NotAlike: they differ otherwise.
     """
-    found, begun = [], 0
-    pairs = zip(*(_signs_by_phase(seen) for seen in (near, wide)), strict=True)
-    for few, many in pairs:
-        shift = 0
-        for where in cuts(few, many):
+    found, begun, shift = [], 0, 0
+    for number, name in enumerate(near.phases):
+        few, many = (_signs(seen, number) for seen in (near, wide))
+        for where in cuts(few, many) if name == BETWEEN else ():
             if where.size % samples:
                 raise NotAlike("with more samples more happens than once for each")
             at = begun + where.at - where.size - shift
             found.append(OfSamples(at, where.size // samples))
             shift += where.size
-        begun += len(few)
+        begun, shift = begun + len(few), 0
     return found
 
 
-def _signs_by_phase(seen: Seen) -> list[list[tuple]]:
-    """What is the same of operations in any micro-batch."""
-    groups = itertools.groupby(seen.operations, lambda op: op.phase)
-    return [[(op.issued, op.tensors > 0, op.name) for op in ops] for _, ops in groups]
+def _signs(seen: Seen, phase: int) -> list[tuple]:
+    """What is the same of a phase's operations in any micro-batch: how few bytes move is not."""
+    ops = (op for op in seen.operations if op.phase == phase)
+    return [(op.issued, op.tensors > 0, op.name) for op in ops]
 
 
-def collated_like(seen: Seen, other: Seen) -> Seen:
-    """With the operations between steps of another twin: those of each sample are left out."""
-    pairs = zip(seen.operations, seen.programs, strict=True)
-    found = [pair for pair in pairs if seen.phases[pair[0].phase] != BETWEEN]
-    for at, pair in enumerate(zip(other.operations, other.programs, strict=True)):
-        if other.phases[pair[0].phase] == BETWEEN:
+def collated_like(wide: Seen, near: Seen) -> Seen:
+    """With the operations between steps of a twin with fewer samples: they are so small that what
+    each moves does not matter, but only how many there are (`of_samples`)."""
+    pairs = zip(wide.operations, wide.programs, strict=True)
+    found = [pair for pair in pairs if wide.phases[pair[0].phase] != BETWEEN]
+    for at, pair in enumerate(zip(near.operations, near.programs, strict=True)):
+        if near.phases[pair[0].phase] == BETWEEN:
             found.insert(at, pair)
     operations, programs = (list(column) for column in zip(*found, strict=True))
-    return seen._replace(operations=operations, programs=programs)
+    return wide._replace(operations=operations, programs=programs)
 
 
 def _without_collation(seen: Events) -> list[int]:
@@ -198,7 +202,8 @@ class Asked(NamedTuple):
         model: its name.
         card: which stands for its family.
         plan: the recipe.
-        turns: of blocks that the shallow twin has; None: all blocks of the model are simulated.
+        turns: how often what repeats stands in the shallow twin (`Depth`); None: all blocks are
+            simulated.
         two: whether steps of two micro-batches are simulated for any seeds, if all weights learn.
     """
 
@@ -225,7 +230,7 @@ class Twins(NamedTuple):
         more: how often the model has once more what the deeper twin has more than the shallow one.
         tied: whether head and embedding are one parameter.
         more_chunks: where the loss is in chunks, and the three do not tell of themselves alone.
-        samples: the operations of each sample between steps, if the wide one has more samples.
+        of_samples: the operations of each sample, if the wide one has more samples.
     """
 
     shallow: Seen
@@ -235,7 +240,7 @@ class Twins(NamedTuple):
     more: int
     tied: bool
     more_chunks: MoreChunks | None = None
-    samples: Sequence[OfSamples] = ()
+    of_samples: Sequence[OfSamples] = ()
 
     @classmethod
     def of(cls, asked: Asked, seeds: Seeds, micro_batches: int = 1) -> "Twins":
@@ -264,9 +269,9 @@ class Twins(NamedTuple):
             longer = seeds.near.one_chunk_more()
             more = of(longer, deep)
             more_chunks = MoreChunks(more if whole else of(longer, few), more)
-        samples = ()
+        own = []
         if seeds.wide != seeds.near:
-            samples = of_samples(near, wide, seeds.near.micro_batch)
+            own = of_samples(near, wide, seeds.near.micro_batch)
             wide = collated_like(wide, near)
         tied = bool(getattr(config, "tie_word_embeddings", False))  # pictures have no words
-        return cls(shallow, near, far, wide, times, tied, more_chunks, samples)
+        return cls(shallow, near, far, wide, times, tied, more_chunks, own)

@@ -72,8 +72,9 @@ def trust() -> str:
     for name, what in zip(check.WHAT, names, strict=True):
         lines.append(f"| {what} | {usual[name]:.2%} | {worst[name]:.2%} |")
     said = (
-        "The numbers here grew from predictions of models of two and three blocks, or of all where "
-        f"those do not tell the others, with short samples. {len(errors)} "
+        "The numbers here grew from predictions of models of two and three blocks, of a few more "
+        "or of all where those do not tell the others, with short samples. "
+        f"{len(errors)} "
         "of them, drawn by chance, were predicted in full as well. This is how far the two lie "
         f"apart; seconds are those of the {errors['seconds'].count()} that fit the card they were "
         "drawn with, since no others are shown:"

@@ -58,7 +58,10 @@
     if (at < 0) return null;
     const accumulation = asked.batch / microBatch;
     const start = accumulation === 1 ? ALLOCATED : SEVERAL;
-    const [allocated, reserved, ...parts] = known.points[at].slice(start, start + PARTS);
+    const row = known.points[at].slice(start, start + PARTS);
+    // What the recorded card of the family does not take of itself: allocated, reserved, the rest.
+    for (const k of [0, 1, PARTS - 1]) row[k] += asked.card.workspaces;
+    const [allocated, reserved, ...parts] = row;
     const need = reserved * (1 + index.margin) + asked.card.context;
     const found = { name, kind, way, microBatch, accumulation, allocated, reserved, parts, need };
     Object.assign(found, { seconds: 0, low: 0, high: 0, limit: "", known });
@@ -139,7 +142,8 @@
     const holds = (card) =>
       card.family === asked.card.family &&
       card.like === card.name &&
-      one.reserved * (1 + index.margin) + card.context <= card.memory;
+      (one.reserved - asked.card.workspaces + card.workspaces) * (1 + index.margin) +
+        card.context <= card.memory;
     return index.cards.find(holds);
   }
 

@@ -17,12 +17,12 @@ eleven machines, most of these rows' among them.
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from .card import Card
-from .constants import CONSTANTS, HOST_SECONDS, Constants, Host
+from .constants import CONSTANTS, HOST_SECONDS, Constants
 from .kernels import TILES, Kernels, Missing
 from .operations import Operation
+from .queued import Row, run
 
 __all__ = ["CONSTANTS", "HOST_SECONDS", "KINDS", "TILES", "Card", "Constants", "Estimate"]
 __all__ += ["Kernels", "Missing", "Time", "Timed", "step_time"]
@@ -59,7 +59,8 @@ class Time:
     would take at the data sheet's rates. `fused_seconds` is a lower bound of what a compiler could
     reach with the same kernels: products, attention, copies and the update as they are, all other
     traffic and the host for nothing. `ends` is when the card is done with each operation of a pass.
-    `launches` and `moved` count, by phase, the operations that the card is given and their bytes.
+    `launches` and `moved` count, by phase, the operations that the card is given and their bytes;
+    `busy` is for how many seconds it works on them.
     `note` says what is not timed or only assumed; without `step_seconds`, what is missing. `what`
     is "step", or "pass" of a run without a step. `host` is the host's seconds for one operation.
     """
@@ -76,6 +77,7 @@ class Time:
     fused_seconds: float | None = None
     launches: dict[str, int] = field(default_factory=dict)
     moved: dict[str, int] = field(default_factory=dict)
+    busy: dict[str, float] = field(default_factory=dict)
     note: str = ""
     ends: list[float] = field(default_factory=list, repr=False)
     what: str = "step"
@@ -96,47 +98,6 @@ class Time:
     def model_flops_utilisation(self) -> float | None:
         """The share of the data sheet's rates that the model's own operations reach."""
         return self.ideal_seconds / self.step_seconds if self.step_seconds else None
-
-
-class Row(NamedTuple):
-    """One operation, as the queue between host and card sees it."""
-
-    phase: str
-    kind: str  # of `KINDS`; "wait" where the host waits, "" where nothing is asked of the card
-    seconds: float  # on the card
-    issue: float  # seconds of the host
-
-
-def _run(rows: list[Row], known: Host, card: float, host: float) -> tuple[dict, list[float]]:
-    """Seconds by (phase, kind) of a step among others like it, and when the card has done each row
-    of it; both factors stretch a side."""
-    now = queue = 0.0  # the host's clock; when the card will have done what it was given
-    latency = known.wait
-    start_up = latency * known.idle_start
-    spent: dict[tuple[str, str], float] = {}
-    ends: list[float] = []
-    for _ in range(2):  # the host runs ahead into the next step: the second one counts
-        spent, ends, began = {}, [], queue
-        for phase, kind, seconds, issue in rows:
-            if kind == "wait":
-                now = max(now, queue) + latency
-            else:
-                now += issue * host
-            if kind in ("", "wait"):  # nothing for the card
-                ends.append(queue - began)
-                continue
-            start = max(queue, now + start_up)
-            key = phase, "host"
-            spent[key] = spent.get(key, 0.0) + start - queue
-            queue = start + seconds * card
-            key = phase, kind
-            spent[key] = spent.get(key, 0.0) + seconds * card
-            ends.append(queue - began)
-        if now > queue and rows:  # what the host still does when the card is done
-            key = rows[-1][0], "host"
-            spent[key] = spent.get(key, 0.0) + now - queue
-            queue = now
-    return spent, ends
 
 
 class _Step:
@@ -176,12 +137,12 @@ class _Step:
 
     def spent(self, again: dict[str, float], card: float, host: float) -> dict:
         """Seconds by (phase, kind), with phases done `again` so many times."""
-        spent, _ = _run(self.rows, self.host, card, host)
+        spent, _ = run(self.rows, self.host, card, host)
         return {key: n * again.get(key[0], 1) for key, n in spent.items()}
 
     def ends(self) -> list[float]:
         """When the card is done with each operation, in seconds from the step's begin."""
-        return _run(self.rows, self.host, 1, 1)[1]
+        return run(self.rows, self.host, 1, 1)[1]
 
     def fused(self, again: dict[str, float]) -> float:
         return sum(
@@ -209,6 +170,15 @@ def _shares(spent: dict[tuple[str, str], float]) -> tuple[dict[str, float], dict
         by_phase[phase] = by_phase.get(phase, 0.0) + n / total
         by_kind[kind] = by_kind.get(kind, 0.0) + n / total
     return by_phase, {kind: by_kind.get(kind, 0.0) for kind in KINDS}
+
+
+def _busy(spent: dict[tuple[str, str], float]) -> dict[str, float]:
+    """Seconds by phase in which the card works."""
+    busy: dict[str, float] = {}
+    for (phase, kind), seconds in spent.items():
+        if kind != "host":
+            busy[phase] = busy.get(phase, 0.0) + seconds
+    return busy
 
 
 class _Untold(Exception):
@@ -292,6 +262,7 @@ def step_time(
         fused_seconds=step.fused(again),
         launches=launches,
         moved=moved,
+        busy=_busy(spent),
         ends=step.ends(),
         host=host,
     )

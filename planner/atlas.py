@@ -12,6 +12,8 @@ from math import exp, log
 ALLOCATED, SEVERAL, PARTS = 2, 9, 7
 FASTEST, SMALLEST = "fastest", "smallest"  # of answer
 
+TEMPORARIES = -1  # of the parts of what is allocated
+
 PERMILLE = 1000
 STEPS = 1000  # of the natural logarithm: one is 0.1 %
 
@@ -148,6 +150,9 @@ class Asked:
         accumulation = max(1, self.batch // micro_batch) if kind["accumulates"] else 1
         start = ALLOCATED if accumulation == 1 else SEVERAL
         allocated, reserved, *parts = rows[at][start : start + PARTS]
+        allocated += self.card["workspaces"]
+        reserved += self.card["workspaces"]
+        parts[TEMPORARIES] += self.card["workspaces"]
         need = reserved * (1 + self.index["margin"]) + self.card["context"]
         seconds, low, high, limit = 0.0, 1.0, 1.0, ""
         if timed := recipe["seconds"].get(self.card["like"]):
@@ -254,6 +259,7 @@ class Asked:
         margin = 1 + self.index["margin"]
         for card in self.index["cards"]:
             same = card["family"] == self.card["family"] and card["like"] == card["name"]
-            if same and one.reserved * margin + card["context"] <= card["memory"]:
+            reserved = one.reserved - self.card["workspaces"] + card["workspaces"]
+            if same and reserved * margin + card["context"] <= card["memory"]:
                 return card["name"]
         return ""

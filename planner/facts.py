@@ -17,6 +17,7 @@ class Facts:
         high: the longest.
         limited_by: what the step waits for most.
         note: what was predicted otherwise than it was asked.
+        forward: seconds of a step in which the card works in forward passes.
     """
 
     peak_allocated: int
@@ -28,3 +29,4 @@ class Facts:
     high: float = 0.0
     limited_by: str = ""
     note: str = ""
+    forward: float = 0.0

@@ -23,7 +23,10 @@ def find(options: argparse.Namespace) -> Fit | Several:
         ValueError, OSError: one sentence that says what to change.
     """
     if not options.gpus:
-        return _recorded(options) or _predicted(options)
+        found = _recorded(options)
+        if found and (options.data or options.longest):
+            return _with_lengths(found, options)
+        return found or _predicted(options)
     asked = {name: getattr(options, name) for name in ALONE}
     given = (name for name, value in asked.items() if value is not None and value is not False)
     if alone := next(given, "").replace("_", "-"):
@@ -49,12 +52,22 @@ def _recorded(options: argparse.Namespace) -> Fit | None:
     from . import recorded
 
     host = options.host is not None  # an empty one is refused
-    more = options.exact, options.data, options.longest, host, not options.cache
+    more = options.exact, host, not options.cache
     if any(more):
         return None
     asked = options.model, options.gpu or CARD, options.length, options.batch
     about = _order(options) | {"task": options.task, "image_size": options.image_size}
     return recorded.fit(*asked, **about)
+
+
+def _with_lengths(found: Fit, options: argparse.Namespace) -> Fit:
+    """What the atlas has, and what is predicted of the lengths of samples."""
+    from .search import with_lengths
+    from .workers import usual_number
+
+    asked = options.model, options.gpu or CARD, options.data, options.longest
+    with Progress() as progress:
+        return with_lengths(found, *asked, say=progress, processes=usual_number())
 
 
 def _predicted(options: argparse.Namespace) -> Fit:

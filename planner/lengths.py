@@ -1,5 +1,9 @@
 """How long a sample may be: the longest that fits, and what samples of given data mean."""
 
+from collections.abc import Callable
+
+import numpy as np
+
 from fake_cuda.units import TEXTS_AND_PICTURES
 from helpers.hardware import gib
 from helpers.samples import tokens_of_picture
@@ -10,9 +14,11 @@ from .predictions import Predictions
 from .techniques import Plan
 
 # The numbers below are choices of ours; no row of data chose them.
-# Tokens of the two twins that tell how memory grows with a sample.
+# Tokens of the two twins that tell first how memory grows with a sample.
 SHORT, LONG = 512, 2048
 BLOCK = 64  # the longest sample is found in whole blocks, as kernels take them
+CLOSE = 0.02  # twins are asked until no more than this is to be won,
+TWINS = 8  # or so many lengths were asked
 # Where a length does not fit, the next one is at most this share of it: so the search ends.
 STEP = 0.98
 # Where no line helps, since the length is shorter than those it was drawn through.
@@ -43,28 +49,84 @@ def longest_sample(predictions: Predictions, plan: Plan) -> int:
     workload, room = predictions.question.workload, predictions.question.card.memory
     most, least = positions(workload.config) or 2**20, 1 + tokens_in_front(workload)
     near, far = max(least, min(SHORT, most // 2)), max(2 * least, min(LONG, most))
-    low, high = (single.estimate(plan, 1, length=tokens).need for tokens in (near, far))
-    slope = max(1.0, (high - low) / (far - near))  # bytes of a token
-    length = int(min(most, near + (room - low) / slope))
+
+    def told(tokens: int) -> float:
+        return single.estimate(plan, 1, length=tokens).need
+
+    seen = {tokens: told(tokens) for tokens in (near, far)}  # bytes that twins tell, by length
+    length = by_twins(seen, told, room, least, most)
     while length >= least:
-        if BLOCK < length < most:
-            length = max(least, length - length % BLOCK)
         facts = single.predict(plan, 1, length=length)
         need = single.question.need(facts.peak_reserved)
         if need <= room:
             return length
         guess = BACK * length
         if length > near:  # the line through what was just seen
-            guess = near + (room - low) * (length - near) / max(1, need - low)
-        length = int(min(length * STEP, guess))
+            guess = near + (room - seen[near]) * (length - near) / max(1, need - seen[near])
+        length = _in_blocks(min(length * STEP, guess), least, most)
     return 0
+
+
+def by_twins(
+    seen: dict[int, float], told: Callable[[int], float], room: float, least: int, most: int
+) -> int:
+    """The longest sample that fits by what twins tell, to `CLOSE`.
+
+    Args:
+        seen: bytes of two lengths in tokens.
+        told: bytes of any other.
+        room: bytes that there are.
+        least: tokens of the shortest sample.
+        most: of the longest.
+
+    Returns:
+        Tokens, or fewer than `least` where it does not fit.
+
+    >>> by_twins({512: 512.0, 2048: 2048.0}, float, 10_000.0, 1, 2**20)  # evenly
+    9984
+    >>> by_twins({512: 512.0**2, 2048: 2048.0**2}, lambda n: float(n) ** 2, 1e8, 1, 2**20)
+    9984
+    """
+    while len(seen) < TWINS:
+        fits = max((n for n, need in seen.items() if need <= room), default=0)
+        over = min((n for n, need in seen.items() if need > room), default=most + 1)
+        guess, close = _where(seen, room), max(BLOCK, CLOSE * fits)
+        if over - fits <= close or fits <= guess <= fits + close:
+            break
+        if not fits < guess < over:
+            guess = (fits + over) / 2 if over <= most else most
+        guess = _in_blocks(guess, least, most)
+        if guess in seen:
+            break
+        seen[guess] = told(guess)
+    return max((n for n, need in seen.items() if need <= room), default=0)
+
+
+def _where(seen: dict[int, float], room: float) -> float:
+    """The length that takes as much as there is: on the parabola through those that take nearly as
+    much, or on the line where there are two or it does not rise. Attention may take the square."""
+    near = sorted(seen, key=lambda n: abs(seen[n] - room))[:3]
+    for degree in (len(near) - 1, 1):
+        *curve, start = np.polyfit(near, [seen[n] for n in near], degree)
+        roots = np.roots([*curve, start - room])
+        right = [float(root.real) for root in roots if abs(root.imag) < 1 and root.real > 0]
+        if right:
+            return min(right, key=lambda n: abs(n - near[0]))
+    return 0.0
+
+
+def _in_blocks(length: float, least: int, most: int) -> int:
+    """A length in whole blocks, within what a sample can have."""
+    whole = int(min(length, most))
+    return max(least, whole - whole % BLOCK) if BLOCK < whole < most else whole
 
 
 def about_data(predictions: Predictions, sizes: list[int], recipe: Recipe) -> str:
     """What samples of these lengths in tokens mean for a recipe, in words."""
     length, micro_batch = predictions.question.workload.length, recipe.micro_batch
     beyond = sum(size > length for size in sizes) / len(sizes)
-    facts = predictions.predict(recipe.plan, micro_batch, length=max(sizes))
+    plan = Plan.named(recipe.name)  # of what is recorded only the name is known
+    facts = predictions.predict(plan, micro_batch, length=max(sizes))
     need = gib(predictions.question.need(facts.peak_reserved))
     return (
         f"{beyond:.1%} of {len(sizes):,} samples have more than {length:,} tokens. "

@@ -35,21 +35,23 @@ class Estimate(NamedTuple):
 
     need: float  # bytes, with margin and context
     seconds: float  # of a step
+    again: float = 0.0  # seconds of the card to compute each layer once more; 0: nobody knows
 
 
 class Twin(NamedTuple):
     """What is asked of a twin: bytes at each phase's own peak, how much more the allocator holds
-    than the tensors take, and seconds of a step."""
+    than the tensors take, seconds of a step, and of the card's work in forward passes."""
 
     phases: dict[str, int]
     beyond: int
     seconds: float
+    forward: float
 
     @classmethod
     def of(cls, facts: Facts) -> "Twin":
         """As predicted."""
         beyond = facts.peak_reserved - facts.peak_allocated
-        return cls(facts.phases, beyond, facts.step_seconds)
+        return cls(facts.phases, beyond, facts.step_seconds, facts.forward)
 
     def moved(self, begin: "Twin", end: "Twin") -> "Twin":
         """As far from this one as one twin is from another one, but for what lies beyond tensors:
@@ -57,7 +59,8 @@ class Twin(NamedTuple):
         phases = {
             name: size + end.phases[name] - begin.phases[name] for name, size in self.phases.items()
         }
-        return Twin(phases, self.beyond, self.seconds + end.seconds - begin.seconds)
+        seconds = self.seconds + end.seconds - begin.seconds
+        return Twin(phases, self.beyond, seconds, self.forward)
 
 
 def no_progress(text: str) -> None:
@@ -85,9 +88,11 @@ class Predictions:
         if processes < 2:
             yield self
             return
-        _ = self.question.mixture  # its skeleton is built once, and copied
+        _ = self.question.alike  # its skeleton is built once, and copied
         with Workers(processes, self._answer) as workers:
-            yield replace(self, workers=workers)
+            found = replace(self, workers=workers)
+            _ = found._twins  # which threads would build side by side
+            yield found
 
     def _answer(self, batch: int, plan: str, micro_batch: int, layers: tuple, length: int) -> Facts:
         """What a worker answers: a prediction for the question with another batch."""
@@ -184,14 +189,17 @@ class Predictions:
 
     def estimate(self, plan: Plan, micro_batch: int, *, length: int = 0) -> Estimate:
         """Need and time at full depth, from twins."""
-        found = [self._twin(plan, micro_batch, twin, length) for twin in self._twins]
+        found = self.each(lambda twin: self._twin(plan, micro_batch, twin, length), self._twins)
         # What the allocator takes beyond the tensors hardly grows with depth, but it jumps.
         beyond = max(twin.beyond for twin in found)
         size = max(
             self._at_full_depth(*(twin.phases[name] for twin in found)) for name in found[0].phases
         )
         seconds = self._at_full_depth(*(twin.seconds for twin in found))
-        return Estimate(self.question.need(size + beyond), seconds)
+        first, *one_more = (twin.forward for twin in found)
+        by_layer = zip(self._kinds.values(), one_more, strict=False)  # none of the model itself
+        again = sum(count * (more - first) for count, more in by_layer)
+        return Estimate(self.question.need(size + beyond), seconds, again)
 
     def _twin(self, plan: Plan, micro_batch: int, layers: tuple, length: int) -> Twin:
         """A twin, predicted; of a plan with another optimizer than AdamW that of AdamW, changed by
@@ -226,7 +234,7 @@ class Predictions:
             weights = [self._workload(twin, 0).parameters() for twin in twins]
         except Exception:  # noqa: BLE001 - a model may ask more of its layers, in words of its own
             return [()]
-        told = self._at_full_depth(*weights) == self.question.workload.parameters()
+        told = self._at_full_depth(*weights) == self.question.parameters
         return twins if told else [()]
 
     def _at_full_depth(self, first: float, *one_more: float) -> float:
@@ -287,4 +295,5 @@ def _times(prediction: Prediction, micro_batches: int) -> dict:
         "low": scale * time.low,
         "high": scale * time.high,
         "limited_by": time.limited_by,
+        "forward": micro_batches * time.busy.get("forward", 0.0),
     }

@@ -74,6 +74,11 @@ class Question:
             auto = MODELS[self.workload.task]
             return auto.from_config(copy.deepcopy(self.workload.config))
 
+    @functools.cached_property
+    def parameters(self) -> int:
+        """How many the model has."""
+        return self.skeleton.num_parameters()
+
     def with_batch(self, batch: int) -> "Question":
         """The same for so many samples of a step; a model that is built already serves both."""
         found = replace(self, batch=batch)

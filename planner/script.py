@@ -1,5 +1,6 @@
 """The script that `fit` hands out: it runs as it is, on samples that the reader replaces."""
 
+import functools
 import inspect
 import json
 
@@ -26,12 +27,16 @@ COLLATORS = {  # which pad labels, too, with -100
 
 def script(question: Question, plan: Plan, micro_batch: int) -> str:
     """A whole script for a plan, from `examples/recipe.jinja`."""
-    path = example_file(TEMPLATE)
+    template = _template(example_file(TEMPLATE).read_text("utf-8"))
+    return template.render(**_values(question, plan, micro_batch)).rstrip()
+
+
+@functools.cache
+def _template(text: str) -> jinja2.Template:
     environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    template = environment.from_string(path.read_text("utf-8"))
-    return template.render(**_values(question, plan, micro_batch)).rstrip()
+    return environment.from_string(text)
 
 
 def _values(question: Question, plan: Plan, micro_batch: int) -> dict[str, object]:

@@ -6,7 +6,7 @@ predictions are shown.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from fake_cuda.units import PICTURES, TEXTS_AND_PICTURES
@@ -79,14 +79,28 @@ class Search:
     def _fastest(self, kinds: list[Kind]) -> list[Recipe]:
         """Those of rivals that fit, each faster than all before it."""
         found: list[Recipe] = []
-        likely = self.predictions.each(self.candidates.likely, kinds)
-        self._predict_at_once(likely)
-        for kind, candidates in zip(kinds, likely, strict=True):
+        likely = self._likely(kinds)
+        self._predict_at_once([candidates for _, candidates in likely])
+        for kind, (limit, candidates) in zip(kinds, likely, strict=True):
             fastest = min((rival.facts.step_seconds for rival in found), default=math.inf)
+            if limit < fastest / FASTER:  # what is to be beaten is slower than its line
+                candidates = self.candidates.likely(kind, fastest / FASTER)
             recipe = self._first_that_fits(candidates, fastest)
-            if candidates and recipe is None:
+            tried = candidates and candidates[0].seconds * FASTER < fastest
+            if tried and recipe is None:
                 recipe = self._first_that_fits(self.candidates.to_try(kind), fastest)
             found += filter(None, [recipe])
+        return found
+
+    def _likely(self, kinds: list[Kind]) -> list[tuple[float, list[Candidate]]]:
+        """What is likely of each of rivals, and of how many seconds it has to stay below to be
+        faster than those before it, by their lines."""
+        found, fastest = [], math.inf
+        for kind in kinds:
+            candidates = self.candidates.likely(kind, fastest / FASTER)
+            found.append((fastest / FASTER, candidates))
+            fits = [one.seconds for one in candidates if one.need <= self.question.card.memory]
+            fastest = min([fastest, *fits])
         return found
 
     def _first_that_fits(self, candidates: list[Candidate], fastest: float) -> Recipe | None:
@@ -94,9 +108,9 @@ class Search:
         for candidate in candidates:
             if candidate.seconds * FASTER >= fastest:
                 break
-            recipe = self.recipe(candidate.plan, candidate.micro_batch, candidate.per_sample)
-            if recipe.need <= self.question.card.memory:
-                return recipe
+            facts = self.predictions.predict(candidate.plan, candidate.micro_batch)
+            if self.question.need(facts.peak_reserved) <= self.question.card.memory:
+                return self.recipe(candidate.plan, candidate.micro_batch, candidate.per_sample)
         return None
 
     def _predict_at_once(self, likely: list[list[Candidate]]) -> None:
@@ -117,7 +131,8 @@ class Search:
 
     def _smallest(self, kind: Kind) -> Recipe | None:
         plans = [Plan(kind, way) for way in self.question.ways() if self.candidates.may_fit(kind)]
-        lines = {plan: line for plan in plans if (line := self.candidates.line(plan))}
+        lines = {plan: self.candidates.line(plan) for plan in plans}
+        lines = {plan: line for plan, line in lines.items() if line.need <= self.candidates.room}
         least = AS_SMALL * min((line.need for line in lines.values()), default=0)
         for plan, line in lines.items():
             if line.need <= least:
@@ -180,28 +195,75 @@ def fit(
         raise ValueError(f"{order!r} is no order of recipes: one of {', '.join(ORDERS)}")
     question = ask(model, gpu, task, length, batch, image_size)
     host_of(host, question.card)  # what is wrong with it is said at once
-    pictures = question.workload.task == PICTURES
-    if pictures and (data or longest):
-        raise ValueError(f"{model} reads pictures of one size: none is longer, and none has texts")
-    if data and question.workload.task == TEXTS_AND_PICTURES:
-        raise ValueError(f"{model} reads a picture with each text: leave out --data, say --length")
+    sizes = _sizes(question, model, data, longest)
     with Predictions(question, say, cache, host).side_by_side(processes) as predictions:
-        sizes = token_counts(data, question.hub_id) if data else []
         search = Search(predictions)
         recipes = search.smallest() if order == SMALLEST else search.recipes()
-        most_saving = question.ways()[-1]
-        miss = None if recipes else search.recipe(Plan(SMALLEST_KIND, most_saving), 1)
-        kinds = [recipe.plan.kind for recipe in recipes if longest]
-        kinds = kinds if recipes or pictures else [SMALLEST_KIND]
-        plans = [Plan(kind, most_saving) for kind in kinds]
-        lengths = predictions.each(partial(longest_sample, predictions), plans)
+        miss = None
+        if not recipes:
+            miss = search.recipe(Plan(SMALLEST_KIND, question.ways()[-1]), 1)
+        kinds = [recipe.kind for recipe in recipes if longest]
+        if not recipes and question.workload.task != PICTURES:
+            kinds = [SMALLEST_KIND.name]
+        longest_of = _longest(predictions, kinds)
         about = about_data(predictions, sizes, recipes[0] if recipes else miss) if sizes else ""
     return Fit(
         question=question,
         recipes=ordered(recipes, order),
         order=order,
         miss=miss,
-        longest={kind.name: tokens for kind, tokens in zip(kinds, lengths, strict=True)},
+        longest=longest_of,
         data=about,
         versions=versions(),
     )
+
+
+def with_lengths(
+    found: Fit,
+    model: str,
+    gpu: str,
+    data: str | None,
+    longest: bool,
+    *,
+    say: Callable[[str], None] = no_progress,
+    processes: int = 1,
+) -> Fit:
+    """What is recorded, and beside it what `fit` predicts of the lengths of samples.
+
+    Args:
+        found: what `planner.recorded.fit` answered.
+        model: as it was asked.
+        gpu: as it was asked.
+        data: as `fit` takes it, and so the rest.
+        longest: whether to ask for the longest sample of each kind of recipe.
+        say: is told what is being predicted.
+        processes: how many predict at a time.
+
+    Raises:
+        ValueError, OSError: one sentence that says what to change.
+    """
+    of = found.question.workload
+    question = ask(model, gpu, of.task, of.length, found.question.batch, of.image_size)
+    sizes = _sizes(question, model, data, longest)
+    with Predictions(question, say).side_by_side(processes) as predictions:
+        longest_of = _longest(predictions, [recipe.kind for recipe in found.recipes if longest])
+        about = about_data(predictions, sizes, found.recipes[0]) if sizes else ""
+    source = f"{found.source} What is said of the lengths of samples is predicted now."
+    return replace(found, longest=longest_of, data=about, source=source)
+
+
+def _sizes(question: Question, model: str, data: str | None, longest: bool) -> list[int]:
+    """Tokens of each sample of given data; ValueError where the model reads no such samples."""
+    task = question.workload.task
+    if task == PICTURES and (data or longest):
+        raise ValueError(f"{model} reads pictures of one size: none is longer, and none has texts")
+    if data and task == TEXTS_AND_PICTURES:
+        raise ValueError(f"{model} reads a picture with each text: leave out --data, say --length")
+    return token_counts(data, question.hub_id) if data else []
+
+
+def _longest(predictions: Predictions, kinds: list[str]) -> dict[str, int]:
+    """Tokens of the longest sample that fits, by kind."""
+    plans = [Plan(k, predictions.question.ways()[-1]) for k in KINDS if k.name in kinds]
+    lengths = predictions.each(partial(longest_sample, predictions), plans)
+    return {plan.kind.name: tokens for plan, tokens in zip(plans, lengths, strict=True)}

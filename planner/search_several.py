@@ -167,7 +167,7 @@ class Search:
         """A way with the largest micro-batch that fits, or None."""
         asked, share = self.asked, self.asked.batch // self.ranks
         room = asked.card.memory
-        weights = way.least(self.ranks, self.bf16) * asked.workload.parameters()
+        weights = way.least(self.ranks, self.bf16) * asked.parameters
         if (least := self.need(way, weights)) > room:
             return None
         one = self.recipe(way, 1) if 2 * least > room else None  # where it is tight, the less first

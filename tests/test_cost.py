@@ -126,6 +126,9 @@ def test_flops_of_a_step():
     assert set(found.phases) >= {"forward", "backward", "optimizer step"}
     assert sum(found.shares.values()) == pytest.approx(1) == sum(found.phases.values())
     assert found.low < found.step_seconds < found.high
+    assert found.busy.keys() <= found.phases.keys() and found.busy["forward"] > 0
+    working = 1 - found.shares["host"]
+    assert sum(found.busy.values()) == pytest.approx(working * found.step_seconds)
     # The layer reads input, weight and bias and writes the output, which the sum reads again; the
     # sum is one number, and so is its gradient's start, which is made like it.
     assert found.launches["forward"] == 3

@@ -21,13 +21,13 @@ from helpers.workloads import image_text_to_text, speech_recognition
 from planned import formula, question, saved_decoder, saved_seeing, saved_speech
 from planner import fit
 from planner.answer import ORDERS
-from planner.candidates import Candidates
+from planner.candidates import Candidates, Line, _least_seconds
 from planner.facts import Facts
 from planner.lengths import longest_sample
 from planner.predictions import Estimate, Predictions
 from planner.question import Question
 from planner.search import Search
-from planner.techniques import KINDS, WAYS, Plan
+from planner.techniques import KINDS, ON_THE_HOST, WAYS, Plan
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +129,46 @@ def test_ways_that_are_no_better_than_what_fits_are_not_asked_for(decoder, by_fo
         some = fit(decoder, **given).recipes
         assert some and ("LoRA, checkpointing" in asked) != skips
         with monkeypatch.context() as patch:
-            patch.setattr(Candidates, "likely", Candidates.to_try)
+            patch.setattr(Candidates, "likely", lambda self, kind, _: self.to_try(kind))
             assert fit(decoder, **given).recipes == some
         assert "LoRA, checkpointing" in asked
+
+
+def test_a_kind_is_tried_again_where_the_faster_one_did_not_fit(decoder, by_formula, monkeypatch):
+    """Adafactor is no faster than AdamW by its line; it is all that fits where that misled."""
+    wanted = [r.kind for r in fit(decoder, "24GiB", length=32, batch=8).recipes]
+    assert wanted[0] == "full" and "full, Adafactor" not in wanted
+
+    def misled(self, plan, *others, **options):
+        found = formula(self, plan, *others, **options)
+        more = 24 * GIB if plan.kind.name in ("full", "full, 8-bit AdamW") else 0
+        return dataclasses.replace(found, peak_reserved=found.peak_reserved + more)
+
+    def estimate(self, plan, micro_batch, **options):
+        found = formula(self, plan, micro_batch, **options)
+        return Estimate(self.question.need(found.peak_reserved), found.step_seconds)
+
+    monkeypatch.setattr(Predictions, "estimate", estimate)
+    monkeypatch.setattr(Predictions, "predict", misled)
+    found = [recipe.kind for recipe in fit(decoder, "24GiB", length=32, batch=8).recipes]
+    assert found[0] == "full, Adafactor" and "full" not in found
+
+
+def test_checkpoints_and_chunks_are_no_faster_than_what_does_the_same_without_them():
+    """What the search leaves out rests on it."""
+    asked = question("llama-3.2-1b", gpu="T4", length=1024, batch=8)
+    found = Candidates(Predictions(asked, keep=False))
+    told = 0
+    for kind in (Plan.named("LoRA").kind, Plan.named("full, Adafactor in backward").kind):
+        lines = {}
+        for way in (way for way in asked.ways() if ON_THE_HOST not in way.techniques):
+            least = _least_seconds(way, lines, 8)
+            every = found.predictions.estimate(Plan(kind, way), 8)
+            lines[way] = Line(8, 0.0, 1.0, every.seconds, 0.0, every.seconds + every.again * 3 / 4)
+            assert least <= every.seconds
+            assert (least > 0.85 * every.seconds) == bool(way.techniques)
+            told += least > 0
+    assert told == 6  # checkpoints, chunks, and both
 
 
 def test_orders(decoder, by_formula):
@@ -212,6 +249,30 @@ def test_the_longest_sample_with_a_picture_has_room_for_a_text(tmp_path, monkeyp
     assert 66 < longest < 256 and min(lengths) > 66
     monkeypatch.setattr(Predictions, "predict", lambda *_, **__: Facts(0, 2**50, {}, {}))
     assert longest_sample(Predictions(asked), Plan.named("LoRA")) == 0
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_the_longest_is_found_where_attention_takes_the_square(power, monkeypatch):
+    """Twins tell it; a line alone told less than a third of what would fit."""
+    asked = question("llama-3.2-1b", gpu="T4", batch=1, margin=0.0)
+    room = asked.card.memory - (asked.card.context or CONTEXT)
+
+    def size(length) -> int:
+        return 2**30 + 3 * 10**5 * length + (power - 1) * 200 * length**2
+
+    def predict(predictions, plan, micro_batch, *, layers=(), length=0):
+        seen.append(length)
+        return Facts(0, size(length), {}, {})
+
+    def estimate(predictions, plan, micro_batch, *, length=0):
+        return Estimate(asked.need(0.99 * size(length)), 1.0)
+
+    seen: list[int] = []
+    monkeypatch.setattr(Predictions, "predict", predict)
+    monkeypatch.setattr(Predictions, "estimate", estimate)
+    longest = longest_sample(Predictions(asked), Plan.named("LoRA"))
+    assert size(longest) <= room < size(1.05 * longest)
+    assert len(seen) <= 3  # full predictions
 
 
 def test_the_longest_is_found_where_the_twins_see_no_slope(monkeypatch):

@@ -14,6 +14,8 @@ from evidence.atlas import page
 from planner import recorded
 from planner.answer import ORDERS, ordered
 from planner.command import main
+from planner.facts import Facts
+from planner.predictions import Predictions
 from planner.question import ask, find_card
 from planner.script import script
 from planner.techniques import KINDS, Plan
@@ -81,6 +83,18 @@ def test_a_model_is_found_by_its_id_and_a_card_by_its_memory():
     assert by_id.question.card.facts["asked"] == asked.facts["asked"]
     usual = recorded.fit("qwen3-0.6b", "RTX 3090", None, 8)
     assert usual.question.workload.length == ask("qwen3-0.6b", "RTX 3090").workload.length
+
+
+def test_a_card_with_larger_workspaces_needs_more_than_is_recorded_of_its_family():
+    """cuBLAS takes twice 32 MiB on capability 12, and 8.1 on what stands for it: see
+    aten/src/ATen/cuda/CublasHandlePool.cpp."""
+    old, new = (recorded.fit("bert-base-uncased", gpu, 256, 1) for gpu in ("A10", "RTX 5090"))
+    for one, other in zip(old.recipes, new.recipes, strict=True):
+        assert one.name == other.name
+        assert other.facts.peak_reserved - one.facts.peak_reserved == 48 * 2**20
+        assert other.facts.peak_allocated - one.facts.peak_allocated == 48 * 2**20
+        parts = [facts.by_category["temporaries"] for facts in (one.facts, other.facts)]
+        assert parts[1] - parts[0] == 48 * 2**20
 
 
 @pytest.mark.parametrize("gpu", ["H100", "B200"])
@@ -229,7 +243,36 @@ def test_the_smallest_of_a_card_without_rates_is_in_its_order():
     assert ORDERS["smallest"] in str(found) and "change alone" not in str(found)
 
 
-@pytest.mark.parametrize("option", ["--exact", "--no-cache", "--host=slow", "--longest"])
+def test_lengths_are_predicted_beside_what_is_recorded(monkeypatch, tmp_path, capsys):
+    """And recipes are those that are recorded."""
+    plain = recorded.fit("qwen3-0.6b", "T4", 1024, 4)
+    asked = []
+
+    def longest(predictions, plan):
+        asked.append((predictions.question.workload.length, predictions.question.batch, plan.name))
+        return 4711
+
+    def facts(predictions, plan, micro_batch, *, layers=(), length=0):
+        asked.append((length, micro_batch, plan.name))
+        return Facts(2**30, 2**30, {}, {})
+
+    monkeypatch.setattr("planner.search.longest_sample", longest)
+    monkeypatch.setattr("planner.search.token_counts", lambda data, hub_id: [7, 2000])
+    monkeypatch.setattr(Predictions, "predict", facts)
+    monkeypatch.setattr("planner.workers.usual_number", lambda: 1)
+    given = ["fit", "--model", "qwen3-0.6b", "--length", "1024", "--batch", "4", "--json"]
+    assert main([*given, "--longest", "--data", "texts.jsonl"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [r["name"] for r in told["recipes"]] == [recipe.name for recipe in plain.recipes]
+    assert told["longest"] == {recipe.kind: 4711 for recipe in plain.recipes}
+    assert "50.0% of 2 samples have more than 1,024 tokens" in told["data"]
+    assert "predicted now" in told["source"] and plain.source in told["source"]
+    first = plain.recipes[0]
+    assert asked[-1] == (2000, first.micro_batch, first.name)
+    assert {one[:2] for one in asked[:-1]} == {(1024, 4)}
+
+
+@pytest.mark.parametrize("option", ["--exact", "--no-cache", "--host=slow"])
 def test_who_asks_for_more_is_answered_by_the_search(option, monkeypatch):
     monkeypatch.setattr(recorded, "fit", lambda *_: pytest.fail("read"))
     monkeypatch.setattr("planner.finding._predicted", lambda _: recorded_answer)

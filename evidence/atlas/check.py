@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from evidence.atlas import table
+from evidence.atlas import page, table
 from evidence.runs import Job
 from evidence.tables import DATA, replace_file, today
 from helpers.hardware import cards, versions
@@ -58,15 +58,16 @@ def _all_of(model: str) -> list[tuple]:
 
 
 def from_the_atlas(key: tuple) -> dict:
-    """What is recorded of a point of the sample."""
+    """What the atlas answers for a point of the sample."""
     model, family, recipe, length, micro_batch, accumulation, card = key
     own = _read(model)["families"][family][recipe]
     at = next(k for k, r in enumerate(own["points"]) if r[:2] == [length, micro_batch])
     row, timed = own["points"][at], own["seconds"][card][at]
     start = ALLOCATED if accumulation == 1 else SEVERAL
+    more = page.more_workspaces(cards()[card].capability, family)
     first, _, _, once, each, _ = timed
     seconds = first if accumulation == 1 else once + accumulation * each
-    return dict(zip(WHAT, [row[start], row[start + 1], seconds], strict=True))
+    return dict(zip(WHAT, [row[start] + more, row[start + 1] + more, seconds], strict=True))
 
 
 def to_make(asked: list[str], again: bool = False) -> list[Job]:

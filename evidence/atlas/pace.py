@@ -245,7 +245,7 @@ def _for_samples(
 
 
 def _run(rows: list[tuple], size: tuple[int, int]) -> np.ndarray:
-    """`fake_cuda.cost._run` for all points, cards and factors at once.
+    """`fake_cuda.queued.run` for all points, cards and factors at once.
 
     Args:
         rows: of each operation what `cost` needs to know, the cards' seconds, and for which points

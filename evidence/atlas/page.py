@@ -13,8 +13,9 @@ from evidence.atlas import points, table
 from evidence.atlas.amounts import MiB
 from evidence.atlas.points import FAMILIES, FULL, LENGTHS, MICRO_BATCHES, lengths_of
 from fake_cuda import cost
+from fake_cuda.scratch import workspace
 from fake_cuda.units import PICTURES, SAMPLES
-from helpers.hardware import supports
+from helpers.hardware import gpu, supports
 from helpers.prediction import CONTEXT
 from planner import candidates, recorded, search
 from planner.answer import ORDERS
@@ -23,6 +24,7 @@ from planner.question import SMALL_LOGITS, Question, ask, blind_margin, find_car
 from planner.script import script
 from planner.techniques import CHUNKED_LOSS, KINDS, LIGER, ON_THE_HOST, SMALLEST, WAYS, Plan
 
+THREADS = 2  # that multiply matrices, the forward's and the backward's: each has a workspace
 SIZES = (8, 10, 12, 16, 24, 32, 40, 48, 64, 80, 96)  # GiB, of a card that is not in the list
 BATCHES = (1, 2, 4, 8, 16, 32, 64)  # samples of a step
 # Numbers that stand in no script by themselves, in place of those of a question; each model reads
@@ -54,6 +56,7 @@ class Named:
     name: str
     memory: float
     context: float
+    workspaces: int  # how much more cuBLAS takes than on the card that is recorded of the family
     family: str
     like: str  # the card whose seconds count
     timed: bool
@@ -64,6 +67,19 @@ def family_of(capability: tuple[int, int]) -> str:
     """The name of a card's family; "" where it is in none."""
     names = (name for name, family in FAMILIES.items() if capability[0] in family.majors)
     return next(names, "")
+
+
+def more_workspaces(capability: tuple[int, int], family: str) -> int:
+    """MiB that cuBLAS takes on a card beyond what is recorded of its family, which is that of one
+    card; 0 without a family.
+
+    >>> more_workspaces((8, 9), "ampere"), more_workspaces((12, 0), "ampere")
+    (0, 48)
+    """
+    if not family:
+        return 0
+    recorded_ = workspace(gpu(FAMILIES[family].card).capability)
+    return round(THREADS * (workspace(capability) - recorded_) / MiB)
 
 
 def timed_cards() -> set[str]:
@@ -79,12 +95,14 @@ def named_cards() -> list[Named]:
     sizes = [f"{n}GiB" for n in SIZES]
     for name in [*(card.name for card in known_cards() if supports("fp16", card)), *sizes]:
         card = find_card(name)
+        family = family_of(card.capability)
         found.append(
             Named(
                 name,
                 card.memory / MiB,
                 (card.context or CONTEXT) / MiB,
-                family_of(card.capability),
+                more_workspaces(card.capability, family),
+                family,
                 card.name,
                 card.name in timed,
                 "bf16" if supports("bf16", card) else "fp16",

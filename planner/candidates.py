@@ -25,8 +25,10 @@ TIGHT = 1 / 2  # of the card for the weights: more, and the smallest plan is pre
 # 12,776 pairs in data/atlas it took 0.8 % less than that in the best case, and usually 3 % more.
 CHUNKED = 0.99
 # Checkpointing computes each layer once more but for what nobody needs again, as its last product
-# (early_stop of torch.utils.checkpoint): of 29 lines four fifths of the layers or more.
-RECOMPUTED = 3 / 4
+# (early_stop of torch.utils.checkpoint): a third of the products of a ViT's block, and less of one
+# with gates.
+RECOMPUTED = 2 / 3
+SLOWER = {CHECKPOINTING, ON_THE_HOST, CHUNKED_LOSS}  # techniques: they do more, and save memory
 TRIES = 3  # full predictions of a kind, a few seconds each; the first one nearly always fits
 
 
@@ -178,13 +180,13 @@ def _in_order(found: list[Candidate]) -> list[Candidate]:
 def _least_seconds(way: Way, lines: dict[Way, Line], batch: int) -> float:
     """Seconds that no micro-batch of a way goes below; 0 where nothing tells.
 
-    Of what is asked already, those ways tell that do the same but for checkpoints, or for chunks of
-    the loss, or for both.
+    Of what is asked already, those ways tell that do the same but for checkpoints, for their
+    journey to the host, or for chunks of the loss.
     """
     found = [0.0]
     for other, line in lines.items():
         more = set(way.techniques) - set(other.techniques)
-        if set(other.techniques) < set(way.techniques) and more <= {CHECKPOINTING, CHUNKED_LOSS}:
+        if set(other.techniques) < set(way.techniques) and more <= SLOWER:
             least = line.checkpointed if CHECKPOINTING in more else line.least_seconds(batch)
             found.append(CHUNKED * least if CHUNKED_LOSS in more else least)
     return max(found)

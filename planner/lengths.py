@@ -48,13 +48,14 @@ def longest_sample(predictions: Predictions, plan: Plan) -> int:
     single = predictions.with_batch(1)
     workload, room = predictions.question.workload, predictions.question.card.memory
     most, least = positions(workload.config) or 2**20, 1 + tokens_in_front(workload)
-    near, far = max(least, min(SHORT, most // 2)), max(2 * least, min(LONG, most))
+    near = max(least, min(SHORT, most // 2))
+    far = min(most, max(2 * least, LONG))
 
     def told(tokens: int) -> float:
         return single.estimate(plan, 1, length=tokens).need
 
     seen = {tokens: told(tokens) for tokens in (near, far)}  # bytes that twins tell, by length
-    length = by_twins(seen, told, room, least, most)
+    length = by_twins(seen, told, room, least, most) if near < far else most
     while length >= least:
         facts = single.predict(plan, 1, length=length)
         need = single.question.need(facts.peak_reserved)
@@ -70,7 +71,7 @@ def longest_sample(predictions: Predictions, plan: Plan) -> int:
 def by_twins(
     seen: dict[int, float], told: Callable[[int], float], room: float, least: int, most: int
 ) -> int:
-    """The longest sample that fits by what twins tell, to `CLOSE`.
+    """The longest sample that should fit by what twins tell, to `CLOSE`.
 
     Args:
         seen: bytes of two lengths in tokens.
@@ -80,26 +81,27 @@ def by_twins(
         most: of the longest.
 
     Returns:
-        Tokens, or fewer than `least` where it does not fit.
+        Tokens; fewer than `least` where none should fit.
 
     >>> by_twins({512: 512.0, 2048: 2048.0}, float, 10_000.0, 1, 2**20)  # evenly
     9984
     >>> by_twins({512: 512.0**2, 2048: 2048.0**2}, lambda n: float(n) ** 2, 1e8, 1, 2**20)
     9984
     """
-    while len(seen) < TWINS:
+    while True:
         fits = max((n for n, need in seen.items() if need <= room), default=0)
         over = min((n for n, need in seen.items() if need > room), default=most + 1)
-        guess, close = _where(seen, room), max(BLOCK, CLOSE * fits)
-        if over - fits <= close or fits <= guess <= fits + close:
+        guess, close = _where(seen, room), max(BLOCK, CLOSE * fits) if fits else 0
+        if len(seen) == TWINS or over - fits <= max(1, close) or fits <= guess <= fits + close:
             break
-        if not fits < guess < over:
+        # Where the allocator's jumps lead the curve astray, halves come to an end.
+        if not fits < guess < over or len(seen) > TWINS // 2:
             guess = (fits + over) / 2 if over <= most else most
-        guess = _in_blocks(guess, least, most)
-        if guess in seen:
+        length = _in_blocks(guess, least, most)
+        if length in seen or length < least:
             break
-        seen[guess] = told(guess)
-    return max((n for n, need in seen.items() if need <= room), default=0)
+        seen[length] = told(length)
+    return _in_blocks(max(fits, min(guess, over - 1)), least, most)
 
 
 def _where(seen: dict[int, float], room: float) -> float:
@@ -116,9 +118,11 @@ def _where(seen: dict[int, float], room: float) -> float:
 
 
 def _in_blocks(length: float, least: int, most: int) -> int:
-    """A length in whole blocks, within what a sample can have."""
+    """A length in whole blocks, within what a sample can have; shorter than that as it is."""
     whole = int(min(length, most))
-    return max(least, whole - whole % BLOCK) if BLOCK < whole < most else whole
+    if BLOCK < whole < most and whole >= least:
+        return max(least, whole - whole % BLOCK)
+    return whole
 
 
 def about_data(predictions: Predictions, sizes: list[int], recipe: Recipe) -> str:

@@ -101,7 +101,10 @@ class Predictions:
 
     def with_batch(self, batch: int) -> "Predictions":
         """The same for so many samples of a step."""
-        return replace(self, question=self.question.with_batch(batch))
+        found = replace(self, question=self.question.with_batch(batch))
+        if "_twins" in vars(self):
+            vars(found)["_twins"] = self._twins  # where `cached_property` keeps them
+        return found
 
     def each(self, function: Callable, values: list) -> list:
         """What a function that predicts returns for each value, in their order."""

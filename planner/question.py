@@ -82,8 +82,8 @@ class Question:
     def with_batch(self, batch: int) -> "Question":
         """The same for so many samples of a step; a model that is built already serves both."""
         found = replace(self, batch=batch)
-        if "skeleton" in vars(self):
-            vars(found)["skeleton"] = self.skeleton  # where `cached_property` keeps it
+        for name in {"skeleton", "parameters"} & vars(self).keys():
+            vars(found)[name] = getattr(self, name)  # where `cached_property` keeps it
         return found
 
     @functools.cached_property

@@ -199,6 +199,7 @@ def fit(
     with Predictions(question, say, cache, host).side_by_side(processes) as predictions:
         search = Search(predictions)
         recipes = search.smallest() if order == SMALLEST else search.recipes()
+        recipes = ordered(recipes, order)
         miss = None
         if not recipes:
             miss = search.recipe(Plan(SMALLEST_KIND, question.ways()[-1]), 1)
@@ -209,7 +210,7 @@ def fit(
         about = about_data(predictions, sizes, recipes[0] if recipes else miss) if sizes else ""
     return Fit(
         question=question,
-        recipes=ordered(recipes, order),
+        recipes=recipes,
         order=order,
         miss=miss,
         longest=longest_of,
@@ -232,7 +233,7 @@ def with_lengths(
 
     Args:
         found: what `planner.recorded.fit` answered.
-        model: as it was asked.
+        model: as it was asked, by its id on the hub or by the name that is recorded.
         gpu: as it was asked.
         data: as `fit` takes it, and so the rest.
         longest: whether to ask for the longest sample of each kind of recipe.
@@ -243,7 +244,7 @@ def with_lengths(
         ValueError, OSError: one sentence that says what to change.
     """
     of = found.question.workload
-    question = ask(model, gpu, of.task, of.length, found.question.batch, of.image_size)
+    question = ask(of.name, gpu, of.task, of.length, found.question.batch, of.image_size)
     sizes = _sizes(question, model, data, longest)
     with Predictions(question, say).side_by_side(processes) as predictions:
         longest_of = _longest(predictions, [recipe.kind for recipe in found.recipes if longest])

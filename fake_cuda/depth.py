@@ -82,8 +82,9 @@ def _log(seen: Seen) -> Log:
         seen.events.events, seen.events.sizes, seen.events.kinds, seen.events.made_on,
         seen.events.late,
     )  # fmt: skip
-    if any(made_on) or late or seen.events.since:
-        raise Irregular("streams, or memory that ran out")
+    if late or seen.events.since:
+        raise Irregular("blocks that wait for streams, or memory that ran out")
+    kinds = list(zip(kinds, made_on, strict=True))  # a block is another one on another stream
     tokens, younger, operations = [], {}, iter(seen.operations)
     alive: dict[tuple[str, int], list[int]] = defaultdict(list)
     operation = next(operations, None)
@@ -279,5 +280,6 @@ def _written(deep: _Deep, like: Seen) -> Seen:
             events.append(~same.pop(len(same) - 1 - younger))
     if phase != len(like.phases) - 1:
         raise Irregular("other phases")
-    found = Events(events, kinds, sizes, 0, [0] * len(sizes))
+    made_on = [stream for _, stream in kinds]
+    found = Events(events, [kind for kind, _ in kinds], sizes, 0, made_on)
     return Seen(found, like.phases, operations, like.notes)

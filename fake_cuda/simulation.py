@@ -38,8 +38,9 @@ def simulate(
     compiler: Callable[[Trace], Compiler] = Compiler,
     few: Sequence[Callable] = (),
     layers: int = 0,
+    log: bool = False,
     **speed: float,
-) -> Simulation:
+) -> Simulation | Seen:
     """Simulate `run`, a function that builds its model on the CPU and takes two optimizer steps.
 
     Tensors have no values but small ones that numbers alone make; else `.item()` is 1 and a
@@ -57,8 +58,10 @@ def simulate(
         inside: what a script's process puts around its run, in all of its threads.
         compiler: who compiles there.
         few: the same runs of models with `depth.SHALLOW` layers, where all layers are alike. If
-            the log follows from theirs, it is written, and `run` is not called.
+            the log follows from theirs, it is written, and `run` is not called. A `Script` has
+            its own.
         layers: how many the model of `run` has, where there are `few`.
+        log: whether to return what was seen, as `depth.deeper` takes it.
         speed: keywords of `cost.step_time`: `host` and `repeat`.
 
     Returns:
@@ -81,15 +84,22 @@ def simulate(
     """
     versions = versions or chosen()
     if isinstance(run, Script):
+        if run.few:
+            with suppress(Irregular):
+                return _deep_script(run, card, versions, speed)
         return run.simulated(card=card, versions=versions, **speed)
     if few:
         with suppress(Irregular):
             return _deep(few, layers, card, versions, compiler, speed)
     trace = _trace(card, versions, inside is not None)
+
+    def told(seen: Seen) -> Simulation | Seen:
+        return seen if log else _found(trace, card, seen, inside is not None, speed)
+
     if inside:  # one that cannot be ended asks for its answer from within
-        run.found = lambda: _found(trace, card, _seen(trace), True, speed)
+        run.found = lambda: told(_seen(trace))
     seen, kept = _run(run, trace, compiler, inside)
-    found = _found(trace, card, seen, inside is not None, speed)
+    found = told(seen)
     del kept
     return found
 
@@ -109,6 +119,17 @@ def _deep(
         seen.append(found)
         del kept
     return _found(trace, card, deeper(seen, layers), False, speed)
+
+
+def _deep_script(script: Script, card: Card, versions: Versions, speed: dict) -> Simulation:
+    """The same of a script, by those that it has with few layers."""
+    try:
+        seen = [one.simulated(card=card, versions=versions, log=True) for one in script.few]
+    except ValueError as error:
+        raise Irregular("one of few layers fails") from error
+    found = deeper(seen, script.layers)
+    script.told_by_few()
+    return _found(_trace(card, versions, False), card, found, False, speed)
 
 
 def _trace(card: Card | tuple[int, int] | None, versions: Versions, everywhere: bool) -> Trace:

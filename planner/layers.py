@@ -2,6 +2,7 @@
 
 import torch
 
+DEEP = 12  # layers from which on a model is predicted by its few: for less it hardly pays
 PLAIN = bool, int, float, str, tuple, type(None)  # attributes by which code may choose
 
 
@@ -51,3 +52,16 @@ def _described(layer: torch.nn.Module, number: int) -> list[tuple]:
         shapes = {k: t if t is None else (t.shape, t.dtype) for k, t in tensors.items()}
         found.append((name, type(part), own, shapes))
     return found
+
+
+def take_layers(config, layers: tuple) -> None:
+    """Make a configuration one of layers of these kinds, its lists by layer among it."""
+    config = config.get_text_config()
+    count = config.num_hidden_layers
+    for name, values in list(vars(config).items()):
+        if isinstance(values, list) and len(values) == count and values == values[:1] * count:
+            setattr(config, name, values[:1] * len(layers))
+    config.num_hidden_layers = len(layers)
+    types = getattr(config, "layer_types", None)
+    if types and list(types) != list(layers):  # else they follow from the number
+        config.layer_types = list(layers)

@@ -22,12 +22,10 @@ from helpers.workload import Workload
 
 from . import cache
 from .facts import Facts
-from .layers import differ_by_number
+from .layers import DEEP, differ_by_number, take_layers
 from .question import Question
 from .techniques import Plan
 from .workers import Workers
-
-DEEP = 12  # layers from which on a model is predicted by its few: for less it hardly pays
 
 
 class Estimate(NamedTuple):
@@ -155,7 +153,7 @@ class Predictions:
         whole = self.question.workload
         config = type(whole.config).from_dict(whole.config.to_dict())
         if layers:
-            _cut(config, layers)
+            take_layers(config, layers)
         return replace(whole, config=config, length=length or whole.length)
 
     def _predicted(self, plan: Plan, micro_batch: int, workload: Workload) -> Facts:
@@ -244,19 +242,6 @@ class Predictions:
         """From the values of the twin with a layer of each kind, and of those with one more."""
         layers = zip(self._kinds.values(), one_more, strict=False)  # none of the model itself
         return first + sum((count - 1) * (more - first) for count, more in layers)
-
-
-def _cut(config, layers: tuple) -> None:
-    """Make a configuration one of layers of these kinds, its lists by layer among it."""
-    config = config.get_text_config()
-    count = config.num_hidden_layers
-    for name, values in list(vars(config).items()):
-        if isinstance(values, list) and len(values) == count and values == values[:1] * count:
-            setattr(config, name, values[:1] * len(layers))
-    config.num_hidden_layers = len(layers)
-    types = getattr(config, "layer_types", None)
-    if types and list(types) != list(layers):  # else they follow from the number
-        config.layer_types = list(layers)
 
 
 def facts_of(prediction: Prediction, micro_batches: int = 1) -> Facts:

@@ -11,6 +11,7 @@ import jinja2  # which helpers do not know: so ranks stand here
 import torch
 import transformers
 
+from fake_cuda.depth import SHALLOW
 from fake_cuda.files import example_file
 from fake_cuda.scripts import Script
 from helpers import workloads
@@ -19,6 +20,9 @@ from helpers.models import INSIDE
 from helpers.prediction import Prediction, predict
 from helpers.settings import COUNTS, check_settings, todays
 from helpers.workload import Workload
+
+from .layers import DEEP, layers_are_alike, take_layers
+from .parts import STYLES, SUMMED, layers_of, plan_of
 
 CUT = ("fsdp2", "hsdp")  # which cut weights, gradients and states
 WHOLE = ("ddp", "zero1")  # of which each rank has all weights
@@ -33,11 +37,6 @@ OPTIMIZERS = {  # settings of `optim` -> the class, and how it works
     "adamw_torch": ("torch.optim.AdamW", "foreach=True"),
     "sgd": ("torch.optim.SGD", "fused=True"),
 }
-STYLES = {  # those of transformers' plans that torch's own say as well
-    "colwise": "ColwiseParallel()",
-    "rowwise": "RowwiseParallel()",
-}
-SUMMED = "replicated_with_grad_allreduce"  # there: whole weights, used on a part of the heads
 OWN = dict(lora=0, sync_each_batch=False)  # settings that TrainingArguments has not
 OWN |= dict(gradient_as_bucket_view=False, reshard_after_forward=True)
 TRAINERS = dict(per_device_train_batch_size=8, gradient_accumulation_steps=1, bf16=False)
@@ -152,26 +151,54 @@ def predict_rank(
     Raises:
         ValueError: what to change.
     """
-    cut = cut_as_asked(ranks, parallel, tensor, **settings)
+    asked = cut_as_asked(ranks, parallel, tensor, **settings)
     if gpu == "cpu":
         raise ValueError("ranks are predicted for cards: name one, such as 8xA100-80GB")
     workload = _language_model(workload, length)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "train.py")
-        workload.config.save_pretrained(folder)
-        path.write_text(_rendered(workload, cut, folder, weights=False), "utf-8")
+        script, *few = (
+            _saved(one, asked, Path(folder, str(n)), say)
+            for n, one in enumerate([workload, *_few(workload, asked)])
+        )
+        script.few = few
         try:
-            found = predict(Script(str(path), ranks=ranks, say=say), gpu=gpu, host=host)
+            found = predict(script, gpu=gpu, host=host)
         except ValueError as error:
-            raise ValueError(str(error).replace(str(path), f"the script for {cut.title}")) from None
-    notes = _of_ranks(workload, cut), workload.note, found.note
+            path, name = script.path, f"the script for {asked.title}"
+            raise ValueError(str(error).replace(path, name)) from None
+    notes = _of_ranks(workload, asked), workload.note, found.note
     return dataclasses.replace(
         found,
-        name=f"{workload.title}, {cut.title}",
-        workload=f"{workload.title}, rank 0 of {cut.title}",
+        name=f"{workload.title}, {asked.title}",
+        workload=f"{workload.title}, rank 0 of {asked.title}",
         settings=dict(ranks=ranks, parallel=parallel, tensor=tensor) | settings,
         note=" ".join(filter(None, notes)),
     )
+
+
+def _saved(workload: Workload, asked: Cut, folder: Path, say: Callable | None) -> Script:
+    """The script of a workload, beside the configuration that it reads."""
+    folder.mkdir()
+    workload.config.save_pretrained(folder)
+    path = folder / "train.py"
+    path.write_text(_rendered(workload, asked, str(folder), weights=False), "utf-8")
+    script = Script(str(path), ranks=asked.ranks, say=say)
+    script.layers = workload.config.get_text_config().num_hidden_layers
+    return script
+
+
+def _few(workload: Workload, asked: Cut) -> list[Workload]:
+    """The same with few layers, where they tell what many do: each is gathered by itself. DDP's
+    buckets are not those of layers."""
+    config = workload.config.get_text_config()
+    deep = asked.parallel in CUT and config.num_hidden_layers >= DEEP
+    if not (deep and layers_are_alike(_skeleton(workload))):
+        return []
+    kind = (getattr(config, "layer_types", None) or ["any"])[0]
+    configs = [type(workload.config).from_dict(workload.config.to_dict()) for _ in SHALLOW]
+    for n, config in zip(SHALLOW, configs, strict=True):
+        take_layers(config, (kind,) * n)
+    return [dataclasses.replace(workload, config=config) for config in configs]
 
 
 def rank_script(
@@ -187,11 +214,13 @@ def rank_script(
 
     The arguments are those of `predict_rank`.
     """
-    cut = cut_as_asked(ranks, parallel, tensor, **settings)
+    asked = cut_as_asked(ranks, parallel, tensor, **settings)
     workload = _language_model(workload, length)
     local = data_file("configs", f"{workload.name}.json")
     hub_id = json.loads(local.read_text("utf-8"))["_name_or_path"] if local.is_file() else None
-    return _rendered(workload, cut, str(workload.weights or hub_id or workload.name), weights=True)
+    return _rendered(
+        workload, asked, str(workload.weights or hub_id or workload.name), weights=True
+    )
 
 
 def _language_model(workload: str | Workload, length: int | None) -> Workload:
@@ -258,35 +287,6 @@ def _values(workload: Workload, cut: Cut) -> dict[str, object]:
 def _skeleton(workload: Workload) -> torch.nn.Module:
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(workload.config)
-
-
-def layers_of(model: torch.nn.Module) -> str:
-    """Where its layers are: the list with as many parts as the configuration counts layers."""
-    count = model.config.get_text_config().num_hidden_layers
-    lists = (n for n, m in model.named_modules() if isinstance(m, torch.nn.ModuleList))
-    found = next((name for name in lists if len(model.get_submodule(name)) == count), None)
-    if found is None:
-        raise ValueError(f"no list of layers was found in a {type(model).__name__}: use --script")
-    return found
-
-
-def plan_of(model: torch.nn.Module, tensor: int) -> dict[str, str]:
-    """How the parts of a layer are shared, by the plan that the model brings, in its words.
-
-    Heads, embeddings and norms beside the layers stay whole.
-    """
-    kind, config = type(model).__name__, model.config.get_text_config()
-    given = getattr(config, "base_model_tp_plan", None) or {}
-    inside = {name[len("layers.*.") :]: s for name, s in given.items() if name.startswith("layers")}
-    if other := sorted(set(inside.values()) - STYLES.keys() - {SUMMED}):
-        raise ValueError(f"the plan of {kind} to share products needs {other[0]}: use --script")
-    if not inside:
-        raise ValueError(f"{kind} brings no plan to share its products: leave out --tensor")
-    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
-        count = getattr(config, name, None) or tensor
-        if count % tensor:
-            raise ValueError(f"{name} of {kind} is {count}, which tensor={tensor} does not divide")
-    return inside
 
 
 def _of_ranks(workload: Workload, cut: Cut) -> str:

@@ -10,8 +10,8 @@ from fake_cuda.replay import Events
 from helpers import tasks
 from helpers.workloads import language_modelling, text_classification
 from planned import SHAPE, formula, predictions
-from planner.layers import layers_are_alike
-from planner.predictions import DEEP, Predictions
+from planner.layers import DEEP, layers_are_alike
+from planner.predictions import Predictions
 from planner.techniques import Plan
 
 LAYERS = 7

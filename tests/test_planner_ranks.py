@@ -11,6 +11,7 @@ import torch
 import transformers
 
 import warm
+from fake_cuda.scripts import Script
 from helpers.workloads import language_modelling
 from planner import ranks
 from planner.command import main
@@ -54,6 +55,31 @@ def saved(folder, width: int, **shape) -> str:
     transformers.set_seed(0)
     transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
     return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "settings"), [("fsdp2", {"lora": 4}), ("hsdp", {"activation_checkpointing": True})]
+)
+def test_few_layers_tell_a_rank_of_many(parallel, settings, tmp_path, monkeypatch):
+    """To the byte, to the second, and what travels: and the whole one is not run."""
+    asked = language_modelling(saved(tmp_path, 64, num_hidden_layers=12), length=32)
+    simulated, ran = Script.simulated, []
+
+    def watched(script, **card):
+        ran.append(script.layers)
+        return simulated(script, **card)
+
+    def told():
+        found = ranks.predict_rank(asked, "A100-80GB", 4, parallel, bf16=True, **settings)
+        sizes = found.peak_allocated, found.peak_reserved, found.by_category
+        return sizes, found.step_seconds, found.note
+
+    monkeypatch.setattr(Script, "simulated", watched)
+    by_few = told()
+    assert ran == [3, 4] and "MiB" in by_few[-1]
+    monkeypatch.setattr(ranks, "_few", lambda *_: [])
+    assert told() == by_few
+    assert ran == [3, 4, 12]
 
 
 @pytest.fixture(scope="module")

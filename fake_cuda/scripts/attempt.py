@@ -31,4 +31,5 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     updates: int = 0
     way: str = ""
+    sent: float = 0.0  # bytes that a rank's link carries in a step
     again: dict | None = None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from . import watch
 from .attempt import Attempt, Outcome
+from .words import RANK_0
 
 try:
     from . import apart
@@ -38,7 +39,11 @@ class Script:
     With `ranks` above 1 it is rank 0 of so many processes, each with such a card of its own.
     `network` lets it reach other machines. `say` is called with a line of progress now and then.
     Afterwards `note` says what was run otherwise than the script asks, `printed` ends with the
-    last lines that it printed, and `updates` is how many it took.
+    last lines that it printed, `updates` is how many it took, and `sent` the bytes that the link of
+    rank 0 carries in a step.
+
+    `few` may be the same scripts with models of `depth.SHALLOW` layers in place of `layers`, all of
+    them alike: where their logs tell that of this one, they are run in its place.
 
     ValueError with one sentence if there is no answer.
     """
@@ -61,6 +66,7 @@ class Script:
         self.network, self.seconds, self.ways = network, seconds, tuple(ways)
         self.say = say or (lambda text: None)
         self.note, self.printed, self.updates, self.way = "", "", 0, ""
+        self.sent, self.few, self.layers = 0.0, (), 0
         self._waiting = None  # a process that was started before it is needed
         self.__name__ = self.path if module else Path(path).name
         if not module:
@@ -88,9 +94,19 @@ class Script:
             outcome = self._attempt(Attempt(self._asked(), card, **again))
             again = outcome.again
         self.note, self.updates, self.way = " ".join(outcome.notes), outcome.updates, outcome.way
+        self.sent = outcome.sent
         if outcome.failure:
             raise ValueError(f"{self.path} {outcome.failure}")
         return outcome.found
+
+    def told_by_few(self) -> None:
+        """What is said of its run is what is said of those of few layers, but for what travels:
+        each layer adds as much."""
+        begin, end = self.few
+        per_layer = (end.sent - begin.sent) / (end.layers - begin.layers)
+        self.sent = end.sent + (self.layers - end.layers) * per_layer
+        said = (RANK_0.format(self.ranks, sent / 2**20) for sent in (end.sent, self.sent))
+        self.note, self.updates, self.way = end.note.replace(*said), end.updates, end.way
 
     def _asked(self) -> dict:
         names = "path module arguments ranks memory network seconds ways".split()

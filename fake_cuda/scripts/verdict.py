@@ -82,6 +82,7 @@ def judge(run, error: BaseException | None, went_on: bool) -> None:
         run.note(WENT_ON.format(taken, in_line(error)))
     if run.asked["ranks"] > 1:
         sent = run.trace.work.wire.of_a_step(step_ends(run.trace.phases))
+        run.outcome.sent = sent
         run.note(RANK_0.format(run.asked["ranks"], sent / 2**20))
     elif run.attempt.environment:
         run.note(ONE_PROCESS)

@@ -1,0 +1,38 @@
+"""Where a model's layers are, and how cards share their products."""
+
+import torch
+
+STYLES = {  # those of transformers' plans that torch's own say as well
+    "colwise": "ColwiseParallel()",
+    "rowwise": "RowwiseParallel()",
+}
+SUMMED = "replicated_with_grad_allreduce"  # there: whole weights, used on a part of the heads
+
+
+def layers_of(model: torch.nn.Module) -> str:
+    """Where its layers are: the list with as many parts as the configuration counts layers."""
+    count = model.config.get_text_config().num_hidden_layers
+    lists = (n for n, m in model.named_modules() if isinstance(m, torch.nn.ModuleList))
+    found = next((name for name in lists if len(model.get_submodule(name)) == count), None)
+    if found is None:
+        raise ValueError(f"no list of layers was found in a {type(model).__name__}: use --script")
+    return found
+
+
+def plan_of(model: torch.nn.Module, tensor: int) -> dict[str, str]:
+    """How the parts of a layer are shared, by the plan that the model brings, in its words.
+
+    Heads, embeddings and norms beside the layers stay whole.
+    """
+    kind, config = type(model).__name__, model.config.get_text_config()
+    given = getattr(config, "base_model_tp_plan", None) or {}
+    inside = {name[len("layers.*.") :]: s for name, s in given.items() if name.startswith("layers")}
+    if other := sorted(set(inside.values()) - STYLES.keys() - {SUMMED}):
+        raise ValueError(f"the plan of {kind} to share products needs {other[0]}: use --script")
+    if not inside:
+        raise ValueError(f"{kind} brings no plan to share its products: leave out --tensor")
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        count = getattr(config, name, None) or tensor
+        if count % tensor:
+            raise ValueError(f"{name} of {kind} is {count}, which tensor={tensor} does not divide")
+    return inside

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from .operations import Operation
 from .replay import Events
-from .streams import Reusable
+from .streams import DEFAULT, Reusable
 
 SHALLOW = (3, 4)  # layers: the first one and the last one may be unlike those between them
 
@@ -84,7 +84,8 @@ def _log(seen: Seen) -> Log:
     )  # fmt: skip
     if late or seen.events.since:
         raise Irregular("blocks that wait for streams, or memory that ran out")
-    kinds = list(zip(kinds, made_on, strict=True))  # a block is another one on another stream
+    streams = made_on or [DEFAULT] * len(kinds)
+    kinds = list(zip(kinds, streams, strict=True))  # a block is another one on another stream
     tokens, younger, operations = [], {}, iter(seen.operations)
     alive: dict[tuple[str, int], list[int]] = defaultdict(list)
     operation = next(operations, None)

@@ -61,7 +61,7 @@ def simulate(
             the log follows from theirs, it is written, and `run` is not called. A `Script` has
             its own.
         layers: how many the model of `run` has, where there are `few`.
-        log: whether to return what was seen, as `depth.deeper` takes it.
+        log: whether to return what was seen, as `depth.deeper` takes it; without `few`.
         speed: keywords of `cost.step_time`: `host` and `repeat`.
 
     Returns:
@@ -125,7 +125,7 @@ def _deep_script(script: Script, card: Card, versions: Versions, speed: dict) ->
     """The same of a script, by those that it has with few layers."""
     try:
         seen = [one.simulated(card=card, versions=versions, log=True) for one in script.few]
-    except ValueError as error:
+    except Exception as error:
         raise Irregular("one of few layers fails") from error
     found = deeper(seen, script.layers)
     script.told_by_few()

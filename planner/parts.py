@@ -1,12 +1,26 @@
-"""Where a model's layers are, and how cards share their products."""
+"""Where a model's layers are, the same model with few of them, and how cards share products."""
+
+import dataclasses
 
 import torch
+import transformers
+
+from fake_cuda.depth import SHALLOW
+from helpers.workload import Workload
+
+from .layers import DEEP, layers_are_alike, take_layers
 
 STYLES = {  # those of transformers' plans that torch's own say as well
     "colwise": "ColwiseParallel()",
     "rowwise": "RowwiseParallel()",
 }
 SUMMED = "replicated_with_grad_allreduce"  # there: whole weights, used on a part of the heads
+
+
+def skeleton(workload: Workload) -> torch.nn.Module:
+    """The model without its weights."""
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(workload.config)
 
 
 def layers_of(model: torch.nn.Module) -> str:
@@ -36,3 +50,20 @@ def plan_of(model: torch.nn.Module, tensor: int) -> dict[str, str]:
         if count % tensor:
             raise ValueError(f"{name} of {kind} is {count}, which tensor={tensor} does not divide")
     return inside
+
+
+def few_layers(workload: Workload) -> list[Workload]:
+    """The same with `SHALLOW` layers, where these may tell what many do; else none."""
+    config = workload.config.get_text_config()
+    if config.num_hidden_layers < DEEP or not layers_are_alike(skeleton(workload)):
+        return []
+    kind = (getattr(config, "layer_types", None) or ["any"])[0]
+    few = [type(workload.config).from_dict(workload.config.to_dict()) for _ in SHALLOW]
+    try:
+        for n, own in zip(SHALLOW, few, strict=True):
+            take_layers(own, (kind,) * n)
+        found = [dataclasses.replace(workload, config=own) for own in few]
+        lists = {layers_of(skeleton(one)) for one in (workload, *found)}
+    except (AttributeError, NotImplementedError, ValueError):  # the number may be of other layers
+        return []
+    return found if len(lists) == 1 else []

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2  # which helpers do not know: so ranks stand here
-import torch
-import transformers
 
-from fake_cuda.depth import SHALLOW
 from fake_cuda.files import example_file
 from fake_cuda.scripts import Script
 from helpers import workloads
@@ -21,8 +18,7 @@ from helpers.prediction import Prediction, predict
 from helpers.settings import COUNTS, check_settings, todays
 from helpers.workload import Workload
 
-from .layers import DEEP, layers_are_alike, take_layers
-from .parts import STYLES, SUMMED, layers_of, plan_of
+from .parts import STYLES, SUMMED, few_layers, layers_of, plan_of, skeleton
 
 CUT = ("fsdp2", "hsdp")  # which cut weights, gradients and states
 WHOLE = ("ddp", "zero1")  # of which each rank has all weights
@@ -155,12 +151,13 @@ def predict_rank(
     if gpu == "cpu":
         raise ValueError("ranks are predicted for cards: name one, such as 8xA100-80GB")
     workload = _language_model(workload, length)
+    # Weights that are cut are gathered layer by layer; DDP's buckets are not those of layers.
+    few = few_layers(workload) if parallel in CUT else []
     with tempfile.TemporaryDirectory() as folder:
-        script, *few = (
-            _saved(one, asked, Path(folder, str(n)), say)
-            for n, one in enumerate([workload, *_few(workload, asked)])
+        script, *shallow = (
+            _saved(one, asked, Path(folder, str(n)), say) for n, one in enumerate([workload, *few])
         )
-        script.few = few
+        script.few = shallow
         try:
             found = predict(script, gpu=gpu, host=host)
         except ValueError as error:
@@ -185,20 +182,6 @@ def _saved(workload: Workload, asked: Cut, folder: Path, say: Callable | None) -
     script = Script(str(path), ranks=asked.ranks, say=say)
     script.layers = workload.config.get_text_config().num_hidden_layers
     return script
-
-
-def _few(workload: Workload, asked: Cut) -> list[Workload]:
-    """The same with few layers, where they tell what many do: each is gathered by itself. DDP's
-    buckets are not those of layers."""
-    config = workload.config.get_text_config()
-    deep = asked.parallel in CUT and config.num_hidden_layers >= DEEP
-    if not (deep and layers_are_alike(_skeleton(workload))):
-        return []
-    kind = (getattr(config, "layer_types", None) or ["any"])[0]
-    configs = [type(workload.config).from_dict(workload.config.to_dict()) for _ in SHALLOW]
-    for n, config in zip(SHALLOW, configs, strict=True):
-        take_layers(config, (kind,) * n)
-    return [dataclasses.replace(workload, config=config) for config in configs]
 
 
 def rank_script(
@@ -248,8 +231,8 @@ def _rendered(workload: Workload, cut: Cut, model: str, weights: bool) -> str:
 
 def _values(workload: Workload, cut: Cut) -> dict[str, object]:
     """What the template is told."""
-    asked, skeleton = cut.settings, _skeleton(workload)
-    plan = plan_of(skeleton, cut.tensor) if cut.tensor > 1 else {}
+    asked, model = cut.settings, skeleton(workload)
+    plan = plan_of(model, cut.tensor) if cut.tensor > 1 else {}
     batch, accumulation = map(asked.get, COUNTS)
     optimizer, how = OPTIMIZERS[asked["optim"]]
     packages = ["transformers", "accelerate"] + ["peft"] * bool(asked["lora"])
@@ -261,7 +244,7 @@ def _values(workload: Workload, cut: Cut) -> dict[str, object]:
         tensor=cut.tensor,
         inside=INSIDE.get(workload.config.model_type),
         cut=cut.parallel in CUT,
-        layers=json.dumps(layers_of(skeleton)),
+        layers=json.dumps(layers_of(model)),
         plan={name: STYLES[style] for name, style in plan.items() if style in STYLES},
         summed=json.dumps([name for name, style in plan.items() if style == SUMMED]),
         dtype="torch.bfloat16" if asked["lora"] and asked["bf16"] else "torch.float32",
@@ -284,16 +267,11 @@ def _values(workload: Workload, cut: Cut) -> dict[str, object]:
 
 
 # -------------------------------------------------------------------------------------- the model
-def _skeleton(workload: Workload) -> torch.nn.Module:
-    with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(workload.config)
-
-
 def _of_ranks(workload: Workload, cut: Cut) -> str:
     """Whether other ranks hold something else, in words."""
     if cut.parallel == "zero1":
         return "Each rank keeps the states of other weights, whole ones: rank 0 is shown."
-    rows = (p.shape[0] for p in _skeleton(workload).parameters())
+    rows = (p.shape[0] for p in skeleton(workload).parameters())
     if cut.parallel == "ddp" or all(n % (cut.shards * cut.tensor) == 0 for n in rows):
         return "All ranks hold as much."
     larger = "" if cut.tensor > 1 else ", and has the larger shards"

@@ -1,8 +1,8 @@
 """Which way over several cards fits? Each is predicted as rank 0, least change first.
 
-A rank is predicted whole, by the real wrappers (`ranks`): no twin of a few layers tells what they
-gather. So what cannot fit by its weights alone is not predicted, and of what trains the same the
-search ends with the first way that needs no saving.
+A rank is predicted by the real wrappers (`ranks`): whole, or by those of few layers where these
+tell it to the byte. So what cannot fit by its weights alone is not predicted, and of what trains
+the same the search ends with the first way that needs no saving.
 """
 
 import functools

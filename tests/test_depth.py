@@ -49,7 +49,7 @@ def test_few_layers_tell_the_log_of_many(name, tmp_path, monkeypatch):
     found = deeper(few, LAYERS)
     assert found.operations == whole.operations and found.phases == whole.phases
     assert found.notes == whole.notes
-    for name in ("events", "kinds", "sizes"):
+    for name in ("events", "kinds", "sizes", "made_on"):
         assert list(getattr(found.events, name)) == list(getattr(whole.events, name)), name
 
 

@@ -1,5 +1,6 @@
 """One rank of several: the script that is predicted runs under torchrun, and keeps its promise."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from fake_cuda.scripts import Script
 from helpers.workloads import language_modelling
 from planner import ranks
 from planner.command import main
+from planner.parts import few_layers
 
 MIB = 2**20
 WORKSPACES = 2 * 8.125 * MIB  # of cuBLAS on an A100, which a CPU has not
@@ -77,9 +79,18 @@ def test_few_layers_tell_a_rank_of_many(parallel, settings, tmp_path, monkeypatc
     monkeypatch.setattr(Script, "simulated", watched)
     by_few = told()
     assert ran == [3, 4] and "MiB" in by_few[-1]
-    monkeypatch.setattr(ranks, "_few", lambda *_: [])
+    monkeypatch.setattr(ranks, "few_layers", lambda _: [])
     assert told() == by_few
     assert ran == [3, 4, 12]
+
+
+def test_a_model_whose_number_is_of_other_layers_is_predicted_whole():
+    """A BART's is of its encoder, and its decoder's stay as many."""
+    shape = {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    shape |= {"encoder_layers": 12, "decoder_layers": 12, "vocab_size": 64}
+    config = transformers.BartConfig(**shape, is_decoder=True, is_encoder_decoder=False)
+    asked = language_modelling("tiny", length=16)
+    assert few_layers(dataclasses.replace(asked, config=config)) == []
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..depth import Seen
     from ..replay import Simulation
 
 
@@ -26,7 +27,7 @@ class Attempt:
 class Outcome:
     """What came of an attempt: a simulation, or a failure in words; or what to try again."""
 
-    found: Simulation | None = None
+    found: Simulation | Seen | None = None
     failure: str = ""
     notes: list[str] = field(default_factory=list)
     updates: int = 0

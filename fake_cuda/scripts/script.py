@@ -107,6 +107,7 @@ class Script:
         self.sent = end.sent + (self.layers - end.layers) * per_layer
         said = (RANK_0.format(self.ranks, sent / 2**20) for sent in (end.sent, self.sent))
         self.note, self.updates, self.way = end.note.replace(*said), end.updates, end.way
+        self.printed = end.printed
 
     def _asked(self) -> dict:
         names = "path module arguments ranks memory network seconds ways".split()

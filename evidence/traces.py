@@ -28,7 +28,9 @@ from fake_cuda.cards import GPU, cards
 
 FOLDER = ROOT / "build" / "traces"
 # From a trace to seconds. What is traced does not go through them.
-COSTS = ("fake_cuda.constant", "fake_cuda.constants", "fake_cuda.cost", "fake_cuda.kernels")
+COSTS = tuple(
+    f"fake_cuda.{name}" for name in ("constant", "constants", "cost", "kernels", "queued")
+)
 PEAKS = {"allocated": "peak_allocated", "reserved": "peak_reserved"}
 
 

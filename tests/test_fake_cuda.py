@@ -72,7 +72,9 @@ def test_nothing_is_collected_while_a_module_loads(tmp_path, monkeypatch, collec
         with pytest.raises(NameError):
             loading.load("with_an_error")
         assert not loading.load("loaded_there").COLLECTS
-        assert (gc.isenabled(), gc.get_freeze_count()) == (collects, frozen)
+        assert gc.isenabled() == collects
+        left = gc.get_freeze_count()  # what is frozen may go away: it is counted no more
+        assert left <= frozen and bool(left) == bool(frozen)
     finally:
         gc.enable()
         sys.modules.pop("loaded_there", None)

@@ -114,7 +114,7 @@ FROM_ELSEWHERE = {
     "ValueError(f'{self.path} {outcome.failure}')",
     "ValueError(f'{self.path} {told}')",
     "ValueError(f'{card}: {error}')",
-    "ValueError(str(error).replace(str(path), f'the script for {cut.title}'))",
+    "ValueError(str(error).replace(path, name))",
 }
 AT_LEAST = 12  # letters of what identifies a text
 

@@ -9,48 +9,15 @@ Not seen is a tensor that dies in the place of another one of its kind and size:
 the same at every moment, and the allocator alone, which knows addresses, may reserve otherwise.
 """
 
-import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from .operations import Operation
+from .passages import Irregular, Log, Passage, Rule, Seen, Token, cut, put_back, read
 from .replay import Events
-from .streams import DEFAULT, Reusable
 
 SHALLOW = (3, 4)  # layers: the first one and the last one may be unlike those between them
-
-
-class Irregular(Exception):
-    """Logs of few layers do not tell that of many."""
-
-
-class Seen(NamedTuple):
-    """What a trace has seen: its events and phases, its operations, and what is said of them."""
-
-    events: Events
-    phases: list[str]
-    operations: list[Operation]
-    notes: dict[str, int]
-
-
-class Token(NamedTuple):
-    """An event or an operation, without its place: `sizes` may grow with the depth."""
-
-    what: tuple
-    sizes: tuple = ()
-
-
-class Log(NamedTuple):
-    """Events and operations in one order.
-
-    `younger` tells which tensor dies at a place: how many of those that live, and are of its kind
-    and size, are younger. Layers free theirs in an order of their own, so that this hardly changes
-    with the depth, where their places do.
-    """
-
-    tokens: list[Token]
-    younger: dict[int, int]
 
 
 class Piece(NamedTuple):
@@ -61,8 +28,13 @@ class Piece(NamedTuple):
     repeated: bool
 
 
-def deeper(shallow: Sequence[Seen], layers: int) -> Seen:
+def deeper(shallow: Sequence[Seen], layers: int, rules: Sequence[Rule] = ()) -> Seen:
     """What a run of so many layers sees, from runs of `SHALLOW` layers.
+
+    Args:
+        shallow: what those runs have seen.
+        layers: how many the run has.
+        rules: of the two runs and of the deep one, for what is not repeated with the layers.
 
     Raises:
         Irregular: they do not tell.
@@ -70,47 +42,16 @@ def deeper(shallow: Sequence[Seen], layers: int) -> Seen:
     few, many = shallow
     if few.phases != many.phases or few.notes != many.notes:
         raise Irregular("other phases")
-    logs = [_log(seen) for seen in shallow]
+    logs = [read(seen) for seen in shallow]
+    if rules:
+        logs = [cut(log, rule) for log, rule in zip(logs, rules, strict=False)]
     phases = [list(_pieces(logs, borders)) for borders in _segments(logs)]
     pieces = [piece for phase in phases for piece in _begun_earlier(logs, phase)]
-    return _written(_Deep(logs, pieces, 1 + layers - SHALLOW[0]), many)
+    tokens = list(_Deep(logs, pieces, 1 + layers - SHALLOW[0]).tokens())
+    return _written(put_back(tokens, rules[-1]) if rules else tokens, many)
 
 
-# ----------------------------------------------------------------------------------- what is read
-def _log(seen: Seen) -> Log:
-    events, sizes, kinds, made_on, late = (
-        seen.events.events, seen.events.sizes, seen.events.kinds, seen.events.made_on,
-        seen.events.late,
-    )  # fmt: skip
-    if late or seen.events.since:
-        raise Irregular("blocks that wait for streams, or memory that ran out")
-    streams = made_on or [DEFAULT] * len(kinds)
-    kinds = list(zip(kinds, streams, strict=True))  # a block is another one on another stream
-    tokens, younger, operations = [], {}, iter(seen.operations)
-    alive: dict[tuple[str, int], list[int]] = defaultdict(list)
-    operation = next(operations, None)
-    for at, event in enumerate([*events, None]):
-        while operation and operation.event <= at:
-            _, _, issued, kind, work, moved, listed, flops, again, name = operation
-            tokens.append(Token((issued, kind, work, again, name), (moved, listed, flops)))
-            operation = next(operations, None)
-        if isinstance(event, Reusable):
-            raise Irregular("streams")
-        if isinstance(event, str):
-            tokens.append(Token((event,)))
-        elif event is not None:
-            i = event if event >= 0 else ~event
-            same = alive[kinds[i], sizes[i]]
-            if event < 0:
-                place = bisect.bisect_left(same, i)
-                younger[len(tokens)] = len(same) - 1 - place
-                same.pop(place)
-            else:
-                same.append(i)
-            tokens.append(Token((event >= 0, kinds[i]), (sizes[i],)))
-    return Log(tokens, younger)
-
-
+# --------------------------------------------------------------------------------- what is repeated
 def _segments(logs: list[Log]) -> Iterator[list[tuple[int, int]]]:
     """Where a phase begins and ends in each log."""
     borders = []
@@ -252,12 +193,12 @@ class _Deep:
         return token, self.line(younger, many.younger[other]) + copy * by_copy
 
 
-def _written(deep: _Deep, like: Seen) -> Seen:
+def _written(deep: Passage, like: Seen) -> Seen:
     """The log as a trace would have it: each tensor dies once, as what it was born."""
     events, sizes, kinds, operations = [], [], [], []
     alive: dict[tuple[str, int], list[int]] = defaultdict(list)
     phase = 0
-    for token, younger in deep.tokens():
+    for token, younger in deep:
         what, values = token
         if len(what) == 1:
             phase += what[0] == like.phases[min(phase + 1, len(like.phases) - 1)]

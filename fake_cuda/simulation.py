@@ -13,9 +13,10 @@ from . import cost
 from .card import Card
 from .choices import cuda_choices, fake_modules
 from .compiled import Compiler, compiled
-from .depth import Irregular, Seen, deeper
+from .depth import deeper
 from .here import Here
 from .mode import OneMode
+from .passages import Irregular, Seen
 from .refusals import NO_TRITON, NO_VALUES, NotSimulated, what_it_uses
 from .replay import Events, Simulation, replay, step_ends
 from .scripts import Script
@@ -127,7 +128,8 @@ def _deep_script(script: Script, card: Card, versions: Versions, speed: dict) ->
         seen = [one.simulated(card=card, versions=versions, log=True) for one in script.few]
     except Exception as error:
         raise Irregular("one of few layers fails") from error
-    found = deeper(seen, script.layers)
+    rules = [one.rule for one in (*script.few, script) if one.rule]
+    found = deeper(seen, script.layers, rules)
     script.told_by_few()
     return _found(_trace(card, versions, False), card, found, False, speed)
 

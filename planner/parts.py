@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import peft
 import torch
 import transformers
 
@@ -21,6 +22,21 @@ def skeleton(workload: Workload) -> torch.nn.Module:
     """The model without its weights."""
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(workload.config)
+
+
+def tensors_of(
+    workload: Workload, dtype: torch.dtype, lora: int
+) -> tuple[list[tuple[int, torch.dtype]], list[int]]:
+    """Bytes and type of each parameter and then of each buffer, and how many values each weight
+    has that is trained; with adapters of that rank, which are in float32."""
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(workload.config, dtype=dtype)
+        if lora:
+            kind = peft.LoraConfig(r=lora, target_modules="all-linear", task_type="CAUSAL_LM")
+            model = peft.get_peft_model(model, kind)
+    tensors = [*model.parameters(), *model.buffers()]
+    trained = [p.numel() for p in model.parameters() if p.requires_grad]
+    return [(t.numel() * t.element_size(), t.dtype) for t in tensors], trained
 
 
 def layers_of(model: torch.nn.Module) -> str:

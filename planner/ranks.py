@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2  # which helpers do not know: so ranks stand here
+import torch
 
 from fake_cuda.files import example_file
+from fake_cuda.replicas import Weights
 from fake_cuda.scripts import Script
 from helpers import workloads
 from helpers.hardware import data_file, suggest, versions
@@ -18,7 +20,7 @@ from helpers.prediction import Prediction, predict
 from helpers.settings import COUNTS, check_settings, todays
 from helpers.workload import Workload
 
-from .parts import STYLES, SUMMED, few_layers, layers_of, plan_of, skeleton
+from .parts import STYLES, SUMMED, few_layers, layers_of, plan_of, skeleton, tensors_of
 
 CUT = ("fsdp2", "hsdp")  # which cut weights, gradients and states
 WHOLE = ("ddp", "zero1")  # of which each rank has all weights
@@ -151,13 +153,14 @@ def predict_rank(
     if gpu == "cpu":
         raise ValueError("ranks are predicted for cards: name one, such as 8xA100-80GB")
     workload = _language_model(workload, length)
-    # Weights that are cut are gathered layer by layer; DDP's buckets are not those of layers.
-    few = few_layers(workload) if parallel in CUT else []
+    few = few_layers(workload) if _follow_from_few(asked) else []
     with tempfile.TemporaryDirectory() as folder:
         script, *shallow = (
             _saved(one, asked, Path(folder, str(n)), say) for n, one in enumerate([workload, *few])
         )
         script.few = shallow
+        for one, made in zip(few and [workload, *few], [script, *shallow], strict=False):
+            made.rule = _weights(one, asked).passages if parallel in WHOLE else None
         try:
             found = predict(script, gpu=gpu, host=host)
         except ValueError as error:
@@ -171,6 +174,26 @@ def predict_rank(
         settings=dict(ranks=ranks, parallel=parallel, tensor=tensor) | settings,
         note=" ".join(filter(None, notes)),
     )
+
+
+def _follow_from_few(asked: Cut) -> bool:
+    """Whether a rank of few layers may tell one of many: weights that are cut are gathered layer by
+    layer, and what replicas do for all at once is known, of states with the usual optimizer."""
+    return asked.parallel != "zero1" or asked.settings["optim"] == TRAINERS["optim"]
+
+
+def _weights(workload: Workload, asked: Cut) -> Weights:
+    """What replicas send and train, and how."""
+    sent, trained = tensors_of(workload, _dtype(asked), asked.settings["lora"])
+    found = Weights(sent, trained, views=asked.settings["gradient_as_bucket_view"])
+    if cap := asked.settings["ddp_bucket_cap_mb"]:
+        found = found._replace(buckets=(cap * 2**20,) * 2)
+    return found._replace(share=(0, asked.ranks)) if asked.parallel == "zero1" else found
+
+
+def _dtype(asked: Cut) -> torch.dtype:
+    """Of the model's own weights."""
+    return torch.bfloat16 if asked.settings["lora"] and asked.settings["bf16"] else torch.float32
 
 
 def _saved(workload: Workload, asked: Cut, folder: Path, say: Callable | None) -> Script:
@@ -247,7 +270,7 @@ def _values(workload: Workload, cut: Cut) -> dict[str, object]:
         layers=json.dumps(layers_of(model)),
         plan={name: STYLES[style] for name, style in plan.items() if style in STYLES},
         summed=json.dumps([name for name, style in plan.items() if style == SUMMED]),
-        dtype="torch.bfloat16" if asked["lora"] and asked["bf16"] else "torch.float32",
+        dtype=str(_dtype(cut)),
         lora=asked["lora"],
         bf16=asked["bf16"],
         checkpointing=asked["activation_checkpointing"],

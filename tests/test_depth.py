@@ -5,7 +5,8 @@ import torch
 import transformers
 
 from fake_cuda import simulation
-from fake_cuda.depth import SHALLOW, Irregular, Seen, deeper
+from fake_cuda.depth import SHALLOW, deeper
+from fake_cuda.passages import Irregular, Seen
 from fake_cuda.replay import Events
 from helpers import tasks
 from helpers.workloads import language_modelling, text_classification

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..depth import Seen
+    from ..passages import Seen
     from ..replay import Simulation
 
 

@@ -240,8 +240,10 @@ class Run:
         self.tell(ANEW)  # to work out the answer of a long run takes longer than the grace
         self.unused()
         judge(self, error, went_on)
-        for one, phase, event in self.ends:  # of several, as in a GAN, the last one ends a step
-            if one != self.ends[-1][0]:
+        # Of several, as in a GAN, the last one ends a step; one that holds another ends with it.
+        last = {phase for one, phase, _ in self.ends if one == self.ends[-1][0]}
+        for _, phase, event in self.ends:
+            if phase not in last:
                 self.trace.phases[phase] = self.trace.events[event] = "optimizer step"
 
 

@@ -43,7 +43,8 @@ class Script:
     rank 0 carries in a step.
 
     `few` may be the same scripts with models of `depth.SHALLOW` layers in place of `layers`, all of
-    them alike: where their logs tell that of this one, they are run in its place.
+    them alike: where their logs tell that of this one, they are run in its place. `rule`, of each,
+    is a `passages.Rule` for what does not repeat with the layers.
 
     ValueError with one sentence if there is no answer.
     """
@@ -66,7 +67,7 @@ class Script:
         self.network, self.seconds, self.ways = network, seconds, tuple(ways)
         self.say = say or (lambda text: None)
         self.note, self.printed, self.updates, self.way = "", "", 0, ""
-        self.sent, self.few, self.layers = 0.0, (), 0
+        self.sent, self.few, self.layers, self.rule = 0.0, (), 0, None
         self._waiting = None  # a process that was started before it is needed
         self.__name__ = self.path if module else Path(path).name
         if not module:

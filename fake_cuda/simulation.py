@@ -124,8 +124,10 @@ def _deep(
 
 def _deep_script(script: Script, card: Card, versions: Versions, speed: dict) -> Simulation:
     """The same of a script, by those that it has with few layers."""
+    asked = dict(card=card, versions=versions, log=True)
     try:
-        seen = [one.simulated(card=card, versions=versions, log=True) for one in script.few]
+        with script.few[-1].begun(**asked):
+            seen = [one.simulated(**asked) for one in script.few]
     except Exception as error:
         raise Irregular("one of few layers fails") from error
     rules = [one.rule for one in (*script.few, script) if one.rule]

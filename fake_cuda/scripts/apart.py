@@ -103,16 +103,21 @@ class Process:
             shutil.rmtree(self._base, ignore_errors=True)
             time.sleep(0.02)
 
-    def do(self, task: object, heard: Callable) -> object:
+    def give(self, task: object) -> "Process":
+        """Its task, with which its time begins."""
+        with suppress(BrokenPipeError):  # it has ended, and its status tells how
+            self._tasks.send(task)
+            os.write(self._leash, b"!")
+        self._ends = time.monotonic() + self.seconds + GRACE
+        return self
+
+    def answer(self, heard: Callable) -> object:
         """What `work(task, base, tell)` returns there; its exceptions are raised here.
 
         What it tells is handed to `heard(message)`, which is also called with None twice a second.
         `Ended` if it ends, or is ended, without an answer.
         """
-        with suppress(BrokenPipeError):  # it has ended, and its status tells how
-            self._tasks.send(task)
-            os.write(self._leash, b"!")
-        ends = time.monotonic() + self.seconds + GRACE
+        ends = self._ends
         while True:
             ready = wait([self._answers, self._reads], timeout=0.5)
             if self._reads in ready:

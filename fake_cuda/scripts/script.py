@@ -69,6 +69,7 @@ class Script:
         self.note, self.printed, self.updates, self.way = "", "", 0, ""
         self.sent, self.few, self.layers, self.rule = 0.0, (), 0, None
         self._waiting = None  # a process that was started before it is needed
+        self._begun = None  # one that has its task
         self.__name__ = self.path if module else Path(path).name
         if not module:
             _check(Path(path), self.arguments)
@@ -100,6 +101,15 @@ class Script:
             raise ValueError(f"{self.path} {outcome.failure}")
         return outcome.found
 
+    @contextmanager
+    def begun(self, **card) -> Iterator[None]:
+        """Around what else is done while it runs: `simulated` with the same `card` waits for it."""
+        with apart.Process(RUN, self.seconds).give(Attempt(self._asked(), card)) as self._begun:
+            try:
+                yield
+            finally:
+                self._begun = None
+
     def told_by_few(self) -> None:
         """What is said of its run is what is said of those of few layers, but for what travels:
         each layer adds as much."""
@@ -122,10 +132,13 @@ class Script:
             words = ", ".join(f"{n} {what}" for what, n in seen.items())
             self.say(f"{self.__name__}: {time.monotonic() - began:.0f} s, {words or 'starting'}")
 
-        process, self._waiting = self._waiting or apart.Process(RUN, self.seconds), None
+        process, self._begun = self._begun, None
+        if not process:
+            process, self._waiting = self._waiting or apart.Process(RUN, self.seconds), None
+            process.give(attempt)
         try:
             with process:
-                return process.do(attempt, heard)
+                return process.answer(heard)
         except apart.Ended as end:
             told = self._ended(end, process.printed, seen)
             raise ValueError(f"{self.path} {told}") from None

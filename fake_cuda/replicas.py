@@ -29,16 +29,16 @@ class Weights(NamedTuple):
     Args:
         sent: bytes and type of each parameter, and then of each buffer.
         trained: how many values each weight has that is trained, all in float32.
-        buckets: bytes from which on the first bucket of gradients is full, and the others.
         views: whether gradients lie in their buckets; else they are copied there and back.
         share: the rank and over how many the states of whole weights are shared, or None.
+        buckets: bytes from which on the first bucket of gradients is full, and the others.
     """
 
     sent: Sequence[tuple[int, Hashable]]
     trained: Sequence[int]
-    buckets: tuple[int, int] = (FIRST, BUCKET)
     views: bool = False
     share: tuple[int, int] | None = None
+    buckets: tuple[int, int] = (FIRST, BUCKET)
 
     def passages(self, tokens: Sequence[Token]) -> list[Passage]:
         """A `passages.Rule`: what follows from the weights, and from the order in which their

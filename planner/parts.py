@@ -1,6 +1,7 @@
 """Where a model's layers are, the same model with few of them, and how cards share products."""
 
 import dataclasses
+import warnings
 
 import peft
 import torch
@@ -29,9 +30,9 @@ def tensors_of(
 ) -> tuple[list[tuple[int, torch.dtype]], list[int]]:
     """Bytes and type of each parameter and then of each buffer, and how many values each weight
     has that is trained; with adapters of that rank, which are in float32."""
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings(action="ignore", category=FutureWarning):
         model = transformers.AutoModelForCausalLM.from_config(workload.config, dtype=dtype)
-        if lora:
+        if lora:  # peft asks by a name that transformers has replaced
             kind = peft.LoraConfig(r=lora, target_modules="all-linear", task_type="CAUSAL_LM")
             model = peft.get_peft_model(model, kind)
     tensors = [*model.parameters(), *model.buffers()]

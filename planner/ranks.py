@@ -159,8 +159,6 @@ def predict_rank(
             _saved(one, asked, Path(folder, str(n)), say) for n, one in enumerate([workload, *few])
         )
         script.few = shallow
-        for one, made in zip(few and [workload, *few], [script, *shallow], strict=False):
-            made.rule = _weights(one, asked).passages if parallel in WHOLE else None
         try:
             found = predict(script, gpu=gpu, host=host)
         except ValueError as error:
@@ -177,18 +175,17 @@ def predict_rank(
 
 
 def _follow_from_few(asked: Cut) -> bool:
-    """Whether a rank of few layers may tell one of many: weights that are cut are gathered layer by
-    layer, and what replicas do for all at once is known, of states with the usual optimizer."""
+    """Whether few layers may tell many: what is shared of other optimizers is not known."""
     return asked.parallel != "zero1" or asked.settings["optim"] == TRAINERS["optim"]
 
 
 def _weights(workload: Workload, asked: Cut) -> Weights:
     """What replicas send and train, and how."""
     sent, trained = tensors_of(workload, _dtype(asked), asked.settings["lora"])
-    found = Weights(sent, trained, views=asked.settings["gradient_as_bucket_view"])
-    if cap := asked.settings["ddp_bucket_cap_mb"]:
-        found = found._replace(buckets=(cap * 2**20,) * 2)
-    return found._replace(share=(0, asked.ranks)) if asked.parallel == "zero1" else found
+    share = (0, asked.ranks) if asked.parallel == "zero1" else None
+    found = Weights(sent, trained, asked.settings["gradient_as_bucket_view"], share)
+    cap = asked.settings["ddp_bucket_cap_mb"]
+    return found._replace(buckets=(cap * 2**20,) * 2) if cap else found
 
 
 def _dtype(asked: Cut) -> torch.dtype:
@@ -204,6 +201,8 @@ def _saved(workload: Workload, asked: Cut, folder: Path, say: Callable | None) -
     path.write_text(_rendered(workload, asked, str(folder), weights=False), "utf-8")
     script = Script(str(path), ranks=asked.ranks, say=say)
     script.layers = workload.config.get_text_config().num_hidden_layers
+    if asked.parallel in WHOLE:
+        script.rule = lambda tokens: _weights(workload, asked).passages(tokens)
     return script
 
 

@@ -21,6 +21,7 @@ from helpers.runs import load
 
 from . import cache
 from .facts import Facts
+from .micro_batches import Known
 from .predictions import facts_of, no_progress
 from .question import Question, ask, known_cards
 from .ranks import predict_rank, rank_script
@@ -165,27 +166,28 @@ class Search:
 
     def fitting(self, way: Way) -> Recipe | None:
         """A way with the largest micro-batch that fits, or None."""
-        asked, share = self.asked, self.asked.batch // self.ranks
-        room = asked.card.memory
-        weights = way.least(self.ranks, self.bf16) * asked.parameters
-        if (least := self.need(way, weights)) > room:
-            return None
-        one = self.recipe(way, 1) if 2 * least > room else None  # where it is tight, the less first
-        if one and (one.need > room or share == 1):
-            return one if one.need <= room else None
-        whole = self.recipe(way, share)
-        if whole.need <= room or share == 1:
-            return whole if whole.need <= room else None
-        one = one or self.recipe(way, 1)
-        if one.need > room:
-            return None
-        per_sample = (whole.need - one.need) / (share - 1)
-        for n in range(share - 1, 1, -1):
-            if share % n == 0 and one.need + per_sample * (n - 1) <= room:
-                found = self.recipe(way, n)
-                if found.need <= room:
-                    return found
-        return one
+        share, room, best = self.asked.batch // self.ranks, self.asked.card.memory, None
+        known = Known(self.seen, self.ranks, self.asked.parameters, self.bf16)
+        left = [n for n in range(1, share + 1) if share % n == 0]
+        while left := [n for n in left if self.need(way, known.least(way, n)) <= room]:
+            found = self.recipe(way, self._next(way, left, known))
+            if found.need <= room:
+                best = found
+                left = [n for n in left if n > found.micro_batch]
+            else:
+                left = [n for n in left if n < found.micro_batch]
+        return best
+
+    def _next(self, way: Way, left: list[int], known: Known) -> int:
+        """The largest micro-batch that seems to fit; where nothing tells, the largest if there is
+        room beside the weights, else the smallest."""
+        room = self.asked.card.memory
+        about = {n: known.about(way, n) for n in left}
+        if None in about.values():
+            tight = 2 * self.need(way, known.weights(way)) > room
+            return left[0] if tight else left[-1]
+        fits = [n for n in left if self.need(way, about[n]) <= room]
+        return max(fits, default=left[0])
 
     def recipes(self, processes: int = 1) -> tuple[list[Recipe], list[str]]:
         """Those that fit, and the names of the ways for which no time was left."""

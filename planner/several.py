@@ -9,7 +9,7 @@ from .facts import Facts
 from .question import Question
 from .techniques import CHECKPOINTING, LORA
 
-SECONDS = 600  # after which no other way is begun; one prediction takes half a minute. Our choice.
+SECONDS = 600  # after which no other way is begun; one prediction takes up to a minute. Our choice.
 RANK = 16  # of adapters, as the recipes for one card have it
 
 

@@ -84,6 +84,47 @@ def test_few_layers_tell_a_rank_of_many(parallel, settings, tmp_path, monkeypatc
     assert ran == [3, 4, 12]
 
 
+REPLICAS = {
+    "ddp, LoRA": ("ddp", {"lora": 4, "gradient_as_bucket_view": True}),
+    "ddp, small buckets, copied": ("ddp", {"ddp_bucket_cap_mb": 40}),
+    "zero1, two micro-batches": ("zero1", {"gradient_accumulation_steps": 2}),
+}
+
+
+@pytest.mark.parametrize("name", REPLICAS)
+def test_few_layers_tell_a_replica_of_many(name, monkeypatch):
+    """Of layers that take 31 MB: weights are sent in several groups, buckets end within layers, and
+    rank 0 has states of other weights than with few layers."""
+    parallel, settings = REPLICAS[name]
+    shape = SHAPE | dict(num_hidden_layers=12, hidden_size=768, intermediate_size=2304)
+    config = transformers.Qwen3Config(**shape)
+    asked = dataclasses.replace(language_modelling("tiny", length=32), config=config)
+    simulated, ran = Script.simulated, []
+
+    def watched(script, **card):
+        ran.append(script.layers)
+        return simulated(script, **card)
+
+    def told():
+        return ranks.predict_rank(asked, "A100-80GB", 2, parallel, bf16=True, **settings)
+
+    monkeypatch.setattr(Script, "simulated", watched)
+    by_few = told()
+    assert ran == [3, 4]
+    monkeypatch.setattr(ranks, "few_layers", lambda _: [])
+    whole = told()
+    assert ran == [3, 4, 12]
+    for name in ("peak_allocated", "peak_reserved", "by_category", "step_seconds", "note", "time"):
+        assert getattr(by_few, name) == getattr(whole, name), name
+    assert (by_few.timeline == whole.timeline).all()
+
+
+def test_of_another_optimizer_a_share_is_predicted_whole(decoder, monkeypatch):
+    monkeypatch.setattr(ranks, "few_layers", lambda _: pytest.fail("few layers were asked"))
+    asked = language_modelling(decoder, length=16)
+    ranks.predict_rank(asked, "A100-80GB", 2, "zero1", optim="sgd")
+
+
 def test_a_model_whose_number_is_of_other_layers_is_predicted_whole():
     """A BART's is of its encoder, and its decoder's stay as many."""
     shape = {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}

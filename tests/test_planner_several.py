@@ -15,6 +15,7 @@ from planned import saved_decoder
 from planner import search_several
 from planner.command import main
 from planner.facts import Facts
+from planner.micro_batches import Known
 from planner.ranks import cut_as_asked
 from planner.search_several import CARRIES, Search, ask_several, cut_margin, fit_several
 from planner.several import SECONDS, SMALLEST, WAYS
@@ -35,8 +36,7 @@ def by_formula(monkeypatch):
 
     def facts(search, way, micro_batch, told, times):
         asked.append((way.name, micro_batch))
-        size = WEIGHTS[way.parallel] / (4 if way.adapters else 1)
-        size += micro_batch * (0.5 if way.checkpointing else 2)
+        size = weights(way) + micro_batch * (0.5 if way.checkpointing else 2)
         seconds = COMPUTES * (1 + way.checkpointing) + times / 100
         size = int(size * GIB)
         note = search_several.RANK_0.format(2, 1024)
@@ -44,11 +44,51 @@ def by_formula(monkeypatch):
         return Facts(size, size, {"parameters": size}, {"forward": size}, **about)
 
     monkeypatch.setattr(Search, "_facts", facts)
+    monkeypatch.setattr(Known, "weights", lambda known, way: GIB * weights(way))
     return asked
+
+
+def weights(way) -> float:
+    """GiB of what is kept."""
+    return WEIGHTS[way.parallel] / (4 if way.adapters else 1)
 
 
 def names(found) -> list[str]:
     return [recipe.way.name for recipe in found.recipes]
+
+
+@pytest.mark.parametrize("grows", (0.25, 1, 3))
+def test_the_largest_micro_batch_that_fits_is_found_without_trying_all(decoder, grows, monkeypatch):
+    """Whatever room there is, as if each had been predicted."""
+    tried = []
+
+    def need(way, samples):
+        """In GiB: weights, activations, temporaries that grow less, and what lies between."""
+        activations = samples * grows * (0.2 if way.checkpointing else 1)
+        used = {"parameters": weights(way), "activations": activations, "temporaries": samples**0.5}
+        return {name: int(size * GIB) for name, size in used.items()}
+
+    def facts(search, way, micro_batch, told, times):
+        tried.append((way, micro_batch))
+        used = need(way, micro_batch)
+        about = dict(step_seconds=1.0, low=1.0, high=1.0, note=search_several.RANK_0.format(2, 1))
+        size = sum(used.values())
+        return Facts(size, int(size * 1.04), used, {"forward": size}, **about)
+
+    monkeypatch.setattr(Search, "_facts", facts)
+    monkeypatch.setattr(Known, "weights", lambda known, way: GIB * weights(way))
+    for room in range(8, 80, 3):
+        asked, ranks = ask_several(decoder, f"2x{room}GiB", length=16, batch=32)
+        search = Search(asked, ranks, print, False, None, [])
+        for way in WAYS:
+            fits = [
+                n
+                for n in (1, 2, 4, 8, 16)
+                if search.need(way, 1.04 * sum(need(way, n).values())) <= asked.card.memory
+            ]
+            found = search.fitting(way)
+            assert (found and found.micro_batch) == max(fits, default=None), (room, way)
+    assert len(tried) < 0.6 * len(WAYS) * 24 * 5
 
 
 @pytest.mark.parametrize("gpus", ("2xA100-80GB", "2x18GiB", "2x14.2GiB", "2x2.5GiB"))

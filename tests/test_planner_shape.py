@@ -43,7 +43,10 @@ ARROWS = {
     "parts": {"layers"},
     "ranks": {"parts"},
     "several": {"techniques", "question", "facts"},
-    "search_several": {"question", "facts", "predictions", "cache", "ranks", "several", "workers"},
+    "micro_batches": {"several"},
+    "search_several": set(
+        "question facts predictions cache ranks several micro_batches workers".split()
+    ),
     "prices": set(),
     "calibration": set(),
     "terminal": set(),

@@ -61,6 +61,12 @@ H100 = Card("H100", (9, 0), 132, 3350e9, {"fp32": 66.9e12, "bf16": 989e12})
 PARAMETERS = {"DDP": 1, "DDP view": 1, "zero1": 1}  # the share of a rank where not all are cut
 
 
+def test_an_optimizer_that_holds_another_ends_its_step_with_it(write):
+    """ZeRO-1's step is timed as a whole: both of its optimizers end it."""
+    found = simulate(Script(write("zero1", 2), ranks=2), card=H100)
+    assert found.time.what == "step" and "No optimizer step" not in found.time.note
+
+
 @pytest.fixture
 def write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -44,7 +44,7 @@ def deeper(shallow: Sequence[Seen], layers: int, rules: Sequence[Rule] = ()) -> 
         raise Irregular("other phases")
     logs = [read(seen) for seen in shallow]
     if rules:
-        logs = [cut(log, rule) for log, rule in zip(logs, rules, strict=False)]
+        logs = [cut(log, rule) for log, rule in zip(logs, rules[:-1], strict=True)]
     phases = [list(_pieces(logs, borders)) for borders in _segments(logs)]
     pieces = [piece for phase in phases for piece in _begun_earlier(logs, phase)]
     tokens = list(_Deep(logs, pieces, 1 + layers - SHALLOW[0]).tokens())

@@ -42,6 +42,7 @@ class Log(NamedTuple):
     younger: dict[int, int]
 
 
+MARK = "a passage that is told by a rule"  # in its place
 # Of each token, and with how many are younger for what dies.
 Passage = Sequence[tuple[Token, int | None]]
 Rule = Callable[[Sequence[Token]], list[Passage]]  # passages that follow from the rest of a log
@@ -101,17 +102,24 @@ def cut(log: Log, rule: Rule) -> Log:
     return Log(tokens, younger)
 
 
-def put_back(passage: Passage, rule: Rule) -> Passage:
-    """A whole log with what the rule tells in place of its marks."""
+def put_back(log: Passage, rule: Rule) -> Passage:
+    """A whole log, with what the rule tells in place of its marks.
+
+    Raises:
+        Irregular: it has other marks.
+    """
     found: list[tuple[Token, int | None]] = []
-    told = {_mark(n): one for n, one in enumerate(rule([token for token, _ in passage]))}
-    for token, younger in passage:
-        found += told.get(token) or [(token, younger)]
+    tokens = [token for token, _ in log]
+    told = {_mark(n): one for n, one in enumerate(rule(tokens))}
+    if [*told] != [token for token in tokens if token.what[0] == MARK]:
+        raise Irregular("other passages")
+    for token, younger in log:
+        found += told[token] if token in told else [(token, younger)]
     return found
 
 
 def _mark(number: int) -> Token:
-    return Token(("passage", str(number)))
+    return Token((MARK, str(number)))
 
 
 def _place(log: Log, passage: Passage, begin: int) -> int:
@@ -121,7 +129,7 @@ def _place(log: Log, passage: Passage, begin: int) -> int:
         if log.tokens[at : at + len(tokens)] == tokens:
             if [log.younger.get(at + k) for k in range(len(tokens))] == [y for _, y in passage]:
                 return at
-    raise Irregular("a passage that is told by its rule")
+    raise Irregular(MARK)
 
 
 def _append(tokens: list[Token], younger: dict[int, int], log: Log, places: range) -> None:

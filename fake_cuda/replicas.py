@@ -1,8 +1,9 @@
 """What replicas do for all weights at once: passages of a log that do not repeat with the layers.
 
-`DistributedDataParallel` sends all weights in groups as it wraps a model, and puts gradients into
-new buckets after the first update; `ZeroRedundancyOptimizer` shares weights out by their sizes. All
-three follow from the sizes alone, by the rules of torch 2.13: `broadcast_coalesced` in
+`DistributedDataParallel` sends all weights in groups as it wraps a model, and after the first
+backward pass that it reduces it puts gradients into new buckets; `ZeroRedundancyOptimizer` shares
+weights out. All of it follows from the weights' sizes and from the order in which gradients are
+ready, by the rules of torch 2.13: `broadcast_coalesced` in
 torch/csrc/distributed/c10d/comm.cpp, `compute_bucket_assignment_by_size` and `rebuild_buckets` in
 reducer.cpp there, and `_partition_parameters` in torch/distributed/optim.
 """

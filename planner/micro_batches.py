@@ -4,57 +4,59 @@ from collections.abc import Sequence
 
 from .several import Recipe, Way
 
-# Of what one micro-batch tells of a larger one, which may need no gradients of an earlier one, and
-# of what a way of sharing tells of another, which keeps something of its own. Our choice.
+# Of what a way of sharing tells of another, which keeps something of its own, and of a line: needs
+# are the largest of several, so that it lies above them. Our choice.
 SLACK = 0.95
-COPY = 2  # bytes of each weight that autocast keeps in 16 bits, until the backward pass is done
+COPY = 2  # bytes of each trained weight that autocast keeps until the backward pass ends
 
 
 class Known:
     """What predictions of ranks tell of others, in bytes that are reserved.
 
+    With so many samples on each card as a step has, nothing is accumulated: then no gradients of
+    an earlier micro-batch are there.
+
     Args:
         seen: what was predicted, of the same question.
         ranks: over how many cards.
+        share: samples of a step on each card.
         parameters: how many weights the model has.
         bf16: whether ranks compute in it.
     """
 
-    def __init__(self, seen: Sequence[Recipe], ranks: int, parameters: int, bf16: bool):
-        self.seen, self.ranks, self.parameters, self.bf16 = seen, ranks, parameters, bf16
+    def __init__(self, seen: Sequence[Recipe], ranks: int, share: int, parameters: int, bf16: bool):
+        self.seen, self.ranks, self.share = seen, ranks, share
+        self.parameters, self.bf16 = parameters, bf16
 
     def weights(self, way: Way) -> float:
         """What weights take at least, with their gradients and states."""
         return way.least(self.ranks, self.bf16) * self.parameters
 
     def least(self, way: Way, samples: int) -> float:
-        """What so many samples take at least: by two predictions of the way the line through them,
-        else what was allocated for fewer samples, and what activations add. What is reserved
-        beyond that follows from how full the card is."""
-        same, own = self._same(way), self._own(way)
-        if len(own) > 1:
-            return self._on_line(own, samples)
+        """What so many samples take at least, but for less than `SLACK` leaves: what was allocated
+        for fewer, and what activations add, or what lies on a line between fewer and more. What is
+        reserved beyond that follows from how full the card is."""
         found = [self.weights(way)]
-        for one in same:
+        for one in self._same(way):
             if one.micro_batch <= samples:
                 more = self._activations(one) * (samples - one.micro_batch)
+                allocated = sum(one.facts.by_category.values()) + self._otherwise(one, way, samples)
                 exact = one.way == way and way.adapters
-                allocated = sum(one.facts.by_category.values()) + self._moved(one, way)
                 found.append((allocated + more) * (1 if exact else SLACK))
+        own = self._own(way)
+        if len(own) > 1 and own[0].micro_batch < samples < own[-1].micro_batch:
+            found.append(SLACK * self._on_line(own, samples))
         return max(found)
 
     def about(self, way: Way, samples: int) -> float | None:
         """What so many samples may take; None if nothing of the kind was predicted."""
         same, own = self._same(way), self._own(way)
-        if len(own) > 1:
-            return self._on_line(own, samples)
         if not same:
             return None
         near = min(own or same, key=lambda one: abs(one.micro_batch - samples))
-        lines = (self._own(one.way) for one in same)
-        slopes = [_slope(points) for points in lines if len(points) > 1]
-        slope = slopes[0] if slopes else self._activations(near)
-        reserved = near.facts.peak_reserved + self._moved(near, way)
+        lines = [points for one in same if len(points := self._own(one.way)) > 1]
+        slope = _slope(lines[0]) if lines else self._activations(near)
+        reserved = near.facts.peak_reserved + self._otherwise(near, way, samples)
         return reserved + slope * (samples - near.micro_batch)
 
     def _same(self, way: Way) -> list[Recipe]:
@@ -66,15 +68,22 @@ class Known:
         found = {one.micro_batch: one for one in self.seen if one.way == way}
         return [found[n] for n in sorted(found)]
 
-    def _moved(self, one: Recipe, way: Way) -> float:
-        """Bytes more, if weights were shared in this way."""
-        return self.weights(way) - self.weights(one.way)
+    def _otherwise(self, one: Recipe, way: Way, samples: int) -> float:
+        """Bytes more, if weights were shared in this way, and without what is accumulated if
+        nothing is."""
+        accumulated = one.micro_batch < self.share == samples
+        gradients = one.facts.by_category.get("gradients", 0)
+        return self.weights(way) - self.weights(one.way) - accumulated * gradients
 
     def _activations(self, one: Recipe) -> float:
-        """Those of a sample at the peak, without copies of weights among them."""
-        copied = self.bf16 and not one.way.adapters and one.way.parallel != "fsdp2"
-        kept = one.facts.by_category.get("activations", 0) - copied * COPY * self.parameters
-        return max(0.0, kept) / one.micro_batch
+        """Those of a sample at the peak, without copies of trained weights among them."""
+        cut = one.way.parallel == "fsdp2"
+        trained = 0 if cut else self.parameters
+        if one.way.adapters:  # of each value two numbers are kept
+            states = one.facts.by_category.get("optimizer states", 0)
+            trained = states * (self.ranks if cut else 1) / 8
+        copies = COPY * trained if self.bf16 else 0
+        return max(0.0, one.facts.by_category.get("activations", 0) - copies) / one.micro_batch
 
     def _on_line(self, points: list[Recipe], samples: int) -> float:
         return points[0].facts.peak_reserved + _slope(points) * (samples - points[0].micro_batch)

@@ -1,5 +1,6 @@
 """Where a model's layers are, the same model with few of them, and how cards share products."""
 
+import copy
 import dataclasses
 import warnings
 
@@ -22,7 +23,7 @@ SUMMED = "replicated_with_grad_allreduce"  # there: whole weights, used on a par
 def skeleton(workload: Workload) -> torch.nn.Module:
     """The model without its weights."""
     with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(workload.config)
+        return transformers.AutoModelForCausalLM.from_config(copy.deepcopy(workload.config))
 
 
 def tensors_of(
@@ -30,8 +31,9 @@ def tensors_of(
 ) -> tuple[list[tuple[int, torch.dtype]], list[int]]:
     """Bytes and type of each parameter and then of each buffer, and how many values each weight
     has that is trained; with adapters of that rank, which are in float32."""
+    own = copy.deepcopy(workload.config)  # into which the type is written
     with torch.device("meta"), warnings.catch_warnings(action="ignore", category=FutureWarning):
-        model = transformers.AutoModelForCausalLM.from_config(workload.config, dtype=dtype)
+        model = transformers.AutoModelForCausalLM.from_config(own, dtype=dtype)
         if lora:  # peft asks by a name that transformers has replaced
             kind = peft.LoraConfig(r=lora, target_modules="all-linear", task_type="CAUSAL_LM")
             model = peft.get_peft_model(model, kind)

@@ -1,8 +1,9 @@
 """Which way over several cards fits? Each is predicted as rank 0, least change first.
 
 A rank is predicted by the real wrappers (`ranks`): whole, or by those of few layers where these
-tell it to the byte. So what cannot fit by its weights alone is not predicted, and of what trains
-the same the search ends with the first way that needs no saving.
+tell it to the byte. That takes seconds to a minute. So what cannot fit by its weights, or by what
+was predicted before, is not predicted, and of what trains the same the search ends with the first
+way that needs no saving.
 """
 
 import functools
@@ -167,15 +168,21 @@ class Search:
     def fitting(self, way: Way) -> Recipe | None:
         """A way with the largest micro-batch that fits, or None."""
         share, room, best = self.asked.batch // self.ranks, self.asked.card.memory, None
-        known = Known(self.seen, self.ranks, self.asked.parameters, self.bf16)
+        known = Known(self.seen, self.ranks, share, self.asked.parameters, self.bf16)
         left = [n for n in range(1, share + 1) if share % n == 0]
         while left := [n for n in left if self.need(way, known.least(way, n)) <= room]:
-            found = self.recipe(way, self._next(way, left, known))
+            tried = self._next(way, left, known)
+            try:
+                found = self.recipe(way, tried)
+            except TooLong:
+                if best:
+                    return best
+                raise
             if found.need <= room:
                 best = found
-                left = [n for n in left if n > found.micro_batch]
-            else:
-                left = [n for n in left if n < found.micro_batch]
+                left = [n for n in left if n > tried]
+            else:  # without accumulation more may need less
+                left = [n for n in left if n < tried or tried < n == share]
         return best
 
     def _next(self, way: Way, left: list[int], known: Known) -> int:

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 import warm
+from fake_cuda.replicas import TOGETHER, in_groups
 from fake_cuda.scripts import Script
 from helpers.workloads import language_modelling
 from planner import ranks
@@ -85,20 +86,29 @@ def test_few_layers_tell_a_rank_of_many(parallel, settings, tmp_path, monkeypatc
 
 
 REPLICAS = {
-    "ddp, LoRA": ("ddp", {"lora": 4, "gradient_as_bucket_view": True}),
-    "ddp, small buckets, copied": ("ddp", {"ddp_bucket_cap_mb": 40}),
-    "zero1, two micro-batches": ("zero1", {"gradient_accumulation_steps": 2}),
+    "ddp, LoRA": (
+        "ddp",
+        {"lora": 4, "gradient_as_bucket_view": True, "activation_checkpointing": True},
+    ),
+    "ddp, small buckets, copied": (
+        "ddp",
+        {"ddp_bucket_cap_mb": 40, "gradient_accumulation_steps": 2, "sync_each_batch": True},
+    ),
+    "zero1": ("zero1", {"gradient_accumulation_steps": 2, "gradient_as_bucket_view": True}),
 }
 
 
 @pytest.mark.parametrize("name", REPLICAS)
 def test_few_layers_tell_a_replica_of_many(name, monkeypatch):
-    """Of layers that take 31 MB: weights are sent in several groups, buckets end within layers, and
-    rank 0 has states of other weights than with few layers."""
+    """Of layers of 86 MB: weights are sent in four groups, three of them of one size, buckets end
+    within layers, and rank 0 has states of other weights than with few layers."""
     parallel, settings = REPLICAS[name]
-    shape = SHAPE | dict(num_hidden_layers=12, hidden_size=768, intermediate_size=2304)
+    shape = SHAPE | dict(num_hidden_layers=12, hidden_size=1536, intermediate_size=4608)
     config = transformers.Qwen3Config(**shape)
     asked = dataclasses.replace(language_modelling("tiny", length=32), config=config)
+    tensors, _ = ranks.tensors_of(asked, torch.float32, 0)
+    sent = [sum(tensors[i][0] for i in group) for group in in_groups(tensors, [TOGETHER])]
+    assert len(sent) == 4 and len({*sent}) == 2
     simulated, ran = Script.simulated, []
 
     def watched(script, **card):

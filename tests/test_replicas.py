@@ -1,16 +1,18 @@
 """What replicas do for all weights at once, by our rules and by torch's own functions."""
 
+import inspect
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import distributed
 
 from fake_cuda.depth import deeper
-from fake_cuda.passages import Irregular, Log, Token, cut, put_back
-from fake_cuda.replicas import Weights, in_groups, shares
+from fake_cuda.passages import Irregular, Log, Seen, Token, cut, put_back
+from fake_cuda.replay import Events
+from fake_cuda.replicas import BUCKET, FIRST, TOGETHER, Weights, in_groups, shares
 
 A, B, C = (Token((name, "view"), (0,)) for name in "abc")
 
@@ -72,16 +74,31 @@ def test_a_passage_is_cut_where_it_stands_and_put_back():
         cut(log, lambda tokens: [[(B, None), (C, 2)]])
 
 
-def test_a_rule_is_asked_of_each_log():
-    asked = []
+def test_each_log_has_a_rule_of_its_own():
+    """Of three layers one tensor follows, of four two, and of eight what its own rule says."""
 
-    def rule(name):
-        return lambda tokens: asked.append(name) or [[(A, None)]]
+    def seen(*sizes):
+        events = [*range(len(sizes)), "forward"]
+        events = Events(events, ["parameters"] * len(sizes), [*sizes], 0, [0] * len(sizes))
+        return Seen(events, ["building the model", "forward"], [], {})
 
-    seen = SimpleNamespace(phases=[], notes={}, operations=[])
-    seen.events = SimpleNamespace(
-        events=[], sizes=[], kinds=[], made_on=[], late=frozenset(), since=0
-    )
-    with pytest.raises(Irregular):  # there is no such passage
-        deeper([seen, seen], 5, [rule("few"), rule("many"), rule("deep")])
-    assert asked == ["few"]
+    def rule(*sizes):
+        born = [(Token((True, ("parameters", 0)), (n,)), None) for n in sizes]
+        return lambda tokens: [born]
+
+    logs = seen(7, 2, 2, 2, 9), seen(7, 2, 2, 2, 2, 9, 5)
+    deep = deeper(logs, 8, [rule(9), rule(9, 5), rule(9, 6, 4)])
+    assert deep.events.sizes == [7, *[2] * 8, 9, 6, 4]
+    with pytest.raises(Irregular, match="told by a rule"):
+        deeper(logs, 8, [rule(9), rule(9, 6), rule(9, 6, 4)])
+    with pytest.raises(Irregular, match="other passages"):
+        deeper(logs, 8, [rule(9), rule(9, 5), lambda tokens: []])
+
+
+def test_sizes_of_groups_are_those_of_torch():
+    assert inspect.getsource(distributed).count("broadcast_bucket_size = 250 * 1024 * 1024") == 1
+    usual = distributed._BucketCapacityConfig.create(None, None, False)
+    assert (usual.first_bucket_bytes_cap, usual.bucket_bytes_cap) == (FIRST, BUCKET)
+    own = distributed._BucketCapacityConfig.create(7, None, False)
+    assert {own.first_bucket_bytes_cap, own.bucket_bytes_cap} == {7 * 2**20}
+    assert TOGETHER == 250 * 2**20

@@ -44,6 +44,7 @@ class Process:
 
     def __init__(self, module: str, seconds: float):
         self.seconds, self._text, self._closed = seconds, b"", False
+        self.given = 0.0  # when it got its task
         tasks, self._tasks = Pipe(duplex=False)
         self._answers, answers = Pipe(duplex=False)
         self._reads, writes = os.pipe()
@@ -103,13 +104,12 @@ class Process:
             shutil.rmtree(self._base, ignore_errors=True)
             time.sleep(0.02)
 
-    def give(self, task: object) -> "Process":
-        """Its task, with which its time begins."""
+    def give(self, task: object) -> None:
+        """Its task, with which its time begins. Who waits for the answer prolongs that."""
+        self.given = time.monotonic()
         with suppress(BrokenPipeError):  # it has ended, and its status tells how
             self._tasks.send(task)
             os.write(self._leash, b"!")
-        self._ends = time.monotonic() + self.seconds + GRACE
-        return self
 
     def answer(self, heard: Callable) -> object:
         """What `work(task, base, tell)` returns there; its exceptions are raised here.
@@ -117,7 +117,7 @@ class Process:
         What it tells is handed to `heard(message)`, which is also called with None twice a second.
         `Ended` if it ends, or is ended, without an answer.
         """
-        ends = self._ends
+        ends = self.given + self.seconds + GRACE
         while True:
             ready = wait([self._answers, self._reads], timeout=0.5)
             if self._reads in ready:

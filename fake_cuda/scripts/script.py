@@ -104,7 +104,8 @@ class Script:
     @contextmanager
     def begun(self, **card) -> Iterator[None]:
         """Around what else is done while it runs: `simulated` with the same `card` waits for it."""
-        with apart.Process(RUN, self.seconds).give(Attempt(self._asked(), card)) as self._begun:
+        with apart.Process(RUN, self.seconds) as self._begun:
+            self._begun.give(Attempt(self._asked(), card))
             try:
                 yield
             finally:
@@ -135,9 +136,11 @@ class Script:
         process, self._begun = self._begun, None
         if not process:
             process, self._waiting = self._waiting or apart.Process(RUN, self.seconds), None
-            process.give(attempt)
         try:
             with process:
+                if not process.given:
+                    process.give(attempt)
+                began = process.given
                 return process.answer(heard)
         except apart.Ended as end:
             told = self._ended(end, process.printed, seen)

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 from .several import Recipe, Way
 
-# Of what a way of sharing tells of another, which keeps something of its own, and of a line: needs
-# are the largest of several, so that it lies above them. Our choice.
+# What is left of a bound: of what a way of sharing tells of another, which keeps something of its
+# own; of all weights, whose gradients and copies come and go; and of a line between two
+# predictions, below which needs lie that are the largest of several. Our choice.
 SLACK = 0.95
 COPY = 2  # bytes of each trained weight that autocast keeps until the backward pass ends
+FLOAT = 4  # bytes of a gradient
 
 
 class Known:
@@ -33,18 +35,18 @@ class Known:
         return way.least(self.ranks, self.bf16) * self.parameters
 
     def least(self, way: Way, samples: int) -> float:
-        """What so many samples take at least, but for less than `SLACK` leaves: what was allocated
-        for fewer, and what activations add, or what lies on a line between fewer and more. What is
-        reserved beyond that follows from how full the card is."""
+        """A bound that so many samples hardly stay below: what was allocated for fewer, and what
+        activations add. Of adapters also what lies on a line between fewer and more. What is
+        reserved beyond what is allocated follows from how full the card is, and does not count."""
         found = [self.weights(way)]
         for one in self._same(way):
             if one.micro_batch <= samples:
                 more = self._activations(one) * (samples - one.micro_batch)
                 allocated = sum(one.facts.by_category.values()) + self._otherwise(one, way, samples)
-                exact = one.way == way and way.adapters
-                found.append((allocated + more) * (1 if exact else SLACK))
+                same_adapters = one.way == way and way.adapters
+                found.append((allocated + more) * (1 if same_adapters else SLACK))
         own = self._own(way)
-        if len(own) > 1 and own[0].micro_batch < samples < own[-1].micro_batch:
+        if way.adapters and own and own[0].micro_batch < samples < own[-1].micro_batch:
             found.append(SLACK * self._on_line(own, samples))
         return max(found)
 
@@ -60,38 +62,52 @@ class Known:
         return reserved + slope * (samples - near.micro_batch)
 
     def _same(self, way: Way) -> list[Recipe]:
-        """Predictions of what computes the same, however it is shared. Where all weights are
-        trained, those that are cut are gathered in 16 bits, and others are copied by autocast."""
-        return [one for one in self.seen if _computed(one.way) == _computed(way)]
+        """Predictions of what computes the same, however it is shared."""
+        return [one for one in self.seen if self._computed(one.way) == self._computed(way)]
+
+    def _computed(self, way: Way) -> tuple[bool, ...]:
+        """What differs between ways that do not compute the same. Autocast copies weights that
+        ranks of cut ones gather in 16 bits, and inputs of adapters, which these share."""
+        cut = way.parallel == "fsdp2"
+        copies = not way.adapters or (self.bf16 and not way.checkpointing)
+        return way.adapters, way.checkpointing, cut and copies
 
     def _own(self, way: Way) -> list[Recipe]:
         found = {one.micro_batch: one for one in self.seen if one.way == way}
         return [found[n] for n in sorted(found)]
 
     def _otherwise(self, one: Recipe, way: Way, samples: int) -> float:
-        """Bytes more, if weights were shared in this way, and without what is accumulated if
-        nothing is."""
-        accumulated = one.micro_batch < self.share == samples
-        gradients = one.facts.by_category.get("gradients", 0)
-        return self.weights(way) - self.weights(one.way) - accumulated * gradients
+        """Bytes more than that prediction, if weights were shared in this way.
+
+        Micro-batches before the last one keep gradients of their own, beside the buckets of a
+        replica, which are as large, or whole until they are cut. Where all samples of a step are
+        in one micro-batch, there are none.
+        """
+        more = self.weights(way) - self.weights(one.way)
+        if one.way.adapters and one.way.parallel != way.parallel:  # whose states are cut as well
+            own = (one.facts.by_category[name] for name in ("gradients", "optimizer states"))
+            more -= (1 - 1 / self.ranks) * sum(own)
+        if one.micro_batch < self.share and samples == self.share:
+            whole = one.way.adapters and one.way.parallel == "fsdp2"
+            kept = FLOAT * self._trained(one) if whole else one.facts.by_category["gradients"]
+            return more - kept
+        return more
+
+    def _trained(self, one: Recipe) -> float:
+        """How many values are trained; of each, AdamW keeps two numbers."""
+        if not one.way.adapters:
+            return self.parameters
+        shards = self.ranks if one.way.parallel == "fsdp2" else 1
+        return one.facts.by_category["optimizer states"] * shards / (2 * FLOAT)
 
     def _activations(self, one: Recipe) -> float:
         """Those of a sample at the peak, without copies of trained weights among them."""
-        cut = one.way.parallel == "fsdp2"
-        trained = 0 if cut else self.parameters
-        if one.way.adapters:  # of each value two numbers are kept
-            states = one.facts.by_category.get("optimizer states", 0)
-            trained = states * (self.ranks if cut else 1) / 8
-        copies = COPY * trained if self.bf16 else 0
-        return max(0.0, one.facts.by_category.get("activations", 0) - copies) / one.micro_batch
+        copied = self.bf16 and (one.way.adapters or one.way.parallel != "fsdp2")
+        copies = COPY * self._trained(one) if copied else 0
+        return max(0.0, one.facts.by_category["activations"] - copies) / one.micro_batch
 
     def _on_line(self, points: list[Recipe], samples: int) -> float:
         return points[0].facts.peak_reserved + _slope(points) * (samples - points[0].micro_batch)
-
-
-def _computed(way: Way) -> tuple[bool, ...]:
-    """What differs between ways that do not compute the same."""
-    return way.adapters, way.checkpointing, way.parallel == "fsdp2" and not way.adapters
 
 
 def _slope(points: list[Recipe]) -> float:

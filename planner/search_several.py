@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fake_cuda.scripts.verdict import ONE_UPDATE
+from fake_cuda.scripts.verdict import NOT_UPDATED, ONE_UPDATE
 from fake_cuda.scripts.words import RANK_0
 from helpers.hardware import GPU, data_file, gpu, supports
 from helpers.host import host_of
@@ -34,6 +34,7 @@ MIB = 2**20
 # has no field for it.
 BEFORE, AFTER = (RANK_0.split("{:,.0f}")[n] for n in (0, 1))
 CARRIES = re.compile(re.escape(BEFORE.split("{}")[1]) + r"([\d,]+)" + re.escape(AFTER))
+UNFINISHED = ONE_UPDATE, NOT_UPDATED.partition(":")[0]
 HELD = {  # by other ranks: where some weights do not divide evenly, and where all do
     "ddp": ("all ranks hold as much",) * 2,
     "zero1": ("other ranks keep the states of other weights",) * 2,
@@ -145,9 +146,8 @@ class Search:
             found = predict_rank(
                 asked.workload, card, self.ranks, way.parallel, host=self.host, say=say, **settings
             )
-            if (
-                ONE_UPDATE in found.note
-            ):  # what its link carried before the first one counts as well
+            # Before the first update its link carries what no other step does.
+            if any(words in found.note for words in UNFINISHED):
                 raise TooLong(f"{way.name} was not predicted in the time that a script has")
             return _stretched(facts_of(found), found, times)
 
@@ -166,23 +166,25 @@ class Search:
         return {k: (max(computing, t), computing + t) for k, t in travel.items() if computing}
 
     def fitting(self, way: Way) -> Recipe | None:
-        """A way with the largest micro-batch that fits, or None."""
+        """A way with the largest micro-batch that fits, or None; TooLong if one that may fit was
+        not predicted in its time, and no other fits."""
         share, room, best = self.asked.batch // self.ranks, self.asked.card.memory, None
         known = Known(self.seen, self.ranks, share, self.asked.parameters, self.bf16)
-        left = [n for n in range(1, share + 1) if share % n == 0]
+        left, slow = [n for n in range(1, share + 1) if share % n == 0], None
         while left := [n for n in left if self.need(way, known.least(way, n)) <= room]:
             tried = self._next(way, left, known)
             try:
                 found = self.recipe(way, tried)
-            except TooLong:
-                if best:
-                    return best
-                raise
+            except TooLong as error:
+                slow, left = error, [n for n in left if n != tried]
+                continue
             if found.need <= room:
                 best = found
                 left = [n for n in left if n > tried]
             else:  # without accumulation more may need less
                 left = [n for n in left if n < tried or tried < n == share]
+        if slow and not best:
+            raise slow
         return best
 
     def _next(self, way: Way, left: list[int], known: Known) -> int:

@@ -105,7 +105,7 @@ class Process:
             time.sleep(0.02)
 
     def give(self, task: object) -> None:
-        """Its task, with which its time begins. Who waits for the answer prolongs that."""
+        """Its task, with which its time begins. It can begin anew while the answer is awaited."""
         self.given = time.monotonic()
         with suppress(BrokenPipeError):  # it has ended, and its status tells how
             self._tasks.send(task)

@@ -105,8 +105,8 @@ class Script:
     def begun(self, **card) -> Iterator[None]:
         """Around what else is done while it runs: `simulated` with the same `card` waits for it."""
         with apart.Process(RUN, self.seconds) as self._begun:
-            self._begun.give(Attempt(self._asked(), card))
             try:
+                self._begun.give(Attempt(self._asked(), card))
                 yield
             finally:
                 self._begun = None

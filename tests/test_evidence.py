@@ -35,8 +35,8 @@ def test_every_module_of_the_simulation_is_covered():
     for word in ("torch_compile", "fully_shard"):  # which that source does not ask for
         left -= {f"fake_cuda.{name}" for name in code.ON_REQUEST[word].split()}
     # Names and words alone, readers of real cards' logs and of data/gpus.csv, what `estimate` is
-    # made of, and how modules are loaded.
-    others = ("logs", "cards", "estimates", "steps", "rebuilt", "loading", "units")
+    # made of, how modules are loaded, and by what rules the planner's ranks are told by few layers.
+    others = ("logs", "cards", "estimates", "steps", "rebuilt", "loading", "units", "replicas")
     others = {f"fake_cuda.{name}" for name in others}
     assert left <= {"fake_cuda"} | others
 

@@ -1,9 +1,8 @@
 """Which way over several cards fits? Each is predicted as rank 0, least change first.
 
 A rank is predicted by the real wrappers (`ranks`): whole, or by those of few layers where these
-tell it to the byte. That takes seconds to a minute. So what cannot fit by its weights, or by what
-was predicted before, is not predicted, and of what trains the same the search ends with the first
-way that needs no saving.
+tell it to the byte. What cannot fit by its weights, or by what was predicted before, is left out,
+and of what trains the same the search ends with the first way that needs no saving.
 """
 
 import functools
@@ -293,7 +292,9 @@ def fit_several(
     recipes, left = search.recipes(processes)
     miss = None
     if not recipes:
-        seen = search.seen or [search.recipe(SMALLEST, 1)]
+        seen = search.seen
+        if not (seen and (left or any(one.way == SMALLEST for one in seen))):  # by a bound
+            seen = [*seen, search.recipe(SMALLEST, 1)]
         miss = min(seen, key=lambda recipe: recipe.need)
     shared = dict(asked=asked, ranks=ranks, cut_margin=cut_margin())
     return Several(**shared, recipes=recipes, miss=miss, not_tried=left)

@@ -171,6 +171,15 @@ def test_nothing_fits_names_the_nearest_miss_and_what_would(decoder, by_formula)
     assert f"2 x {found.miss.smallest_card} hold it" in text
 
 
+def test_the_nearest_miss_is_the_smallest_way_though_a_bound_left_it_out(
+    decoder, by_formula, monkeypatch
+):
+    least = lambda known, way, n: 99 * GIB if way == SMALLEST else known.weights(way)  # noqa: E731
+    monkeypatch.setattr(Known, "least", least)
+    found = fit_several(decoder, "2x2.5GiB", length=16, batch=8)
+    assert not found.recipes and found.miss.way == SMALLEST
+
+
 def test_what_is_cut_has_a_margin_of_its_own(decoder, by_formula):
     """Ranks of cut weights reserved more than was predicted, which no run of one card tells."""
     found = fit_several(decoder, "2x18GiB", length=16, batch=8)

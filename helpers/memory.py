@@ -11,6 +11,7 @@ from functools import cache
 
 import pynvml
 import torch
+from torch._C._profiler import _EventType, _ProfilerEvent
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fake_cuda import forget_libraries
@@ -75,13 +76,8 @@ def measure() -> Iterator[Usage]:
         cpu = torch.profiler.ProfilerActivity.CPU
         with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:
             yield usage
-        now = peak = 0
-        events = profile.profiler.kineto_results.events()
-        memory = (e for e in events if e.name() == "[memory]")
-        for event in sorted(memory, key=lambda e: e.start_ns()):
-            now += event.nbytes()
-            peak = max(peak, now)
-        usage.peak_allocated = usage.start + peak
+        events = profile.profiler.kineto_results.experimental_event_tree()
+        usage.peak_allocated = usage.start + _peak_of(events)
         return
     usage.start = accelerator_bytes()
     _accelerator("reset_peak_memory_stats")
@@ -92,6 +88,26 @@ def measure() -> Iterator[Usage]:
     if kind == "cuda":
         with suppress(pynvml.NVMLError, RuntimeError):  # in some containers, on a slice
             usage.used = torch.cuda.device_memory_used()  # through NVML, as nvidia-smi
+
+
+def _peak_of(events: list[_ProfilerEvent]) -> int:
+    """The most bytes that stood at once of what these events, and those inside them, allocated."""
+    blocks = []
+    while events:
+        event = events.pop()
+        events += event.children
+        if event.tag == _EventType.Allocation:
+            blocks.append((event.start_time_ns, event.extra_fields))
+    sizes = {}
+    now = peak = 0
+    for _, block in sorted(blocks, key=lambda stamped: stamped[0]):
+        if block.alloc_size > 0:
+            sizes[block.ptr] = block.alloc_size
+            now += block.alloc_size
+            peak = max(peak, now)
+        else:  # what was there before is logged too where torch once knew a block at its address
+            now -= sizes.pop(block.ptr, 0)
+    return peak
 
 
 @cache

@@ -72,9 +72,11 @@ def test_the_profiler_still_logs_the_allocator():
     cpu = torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:
         torch.ones(1000)
-    events = profile.profiler.kineto_results.events()
-    logged = [(e.nbytes(), e.start_ns() > 0) for e in events if e.name() == "[memory]"]
-    assert logged == [(4000, True), (-4000, True)]
+    ones, end = profile.profiler.kineto_results.experimental_event_tree()
+    start = ones.children[0].children[0]
+    assert [e.extra_fields.alloc_size for e in (start, end)] == [4000, -4000]
+    assert start.extra_fields.ptr == end.extra_fields.ptr
+    assert 0 < start.start_time_ns < end.start_time_ns
 
 
 def test_the_fused_attention_kernels_still_have_shapes_without_a_gpu():

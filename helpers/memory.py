@@ -59,7 +59,8 @@ def measure() -> Iterator[Usage]:
     of the events of torch's allocator, logged by `torch.profiler`, plus the tensors alive at the
     start: exact, but it keeps some thousand events a step, so measure a few steps, not an epoch.
     It sees the thread that measures alone: what another one makes, such as weights that
-    transformers casts while it loads (unless HF_DEACTIVATE_ASYNC_LOAD=1), is not counted.
+    transformers casts while it loads (unless HF_DEACTIVATE_ASYNC_LOAD=1), is not counted, and what
+    another one frees counts until its address is given again.
     What was alive before and is freed inside still counts, since the log begins with the block.
     """
     kind = device().type
@@ -101,12 +102,13 @@ def _peak_of(events: list[_ProfilerEvent]) -> int:
     sizes = {}
     now = peak = 0
     for _, block in sorted(blocks, key=lambda stamped: stamped[0]):
+        # A block that another thread frees shows when its address is given again; one from before
+        # is logged too where torch once knew a block at its address, and does not count.
+        now -= sizes.pop(block.ptr, 0)
         if block.alloc_size > 0:
             sizes[block.ptr] = block.alloc_size
             now += block.alloc_size
             peak = max(peak, now)
-        else:  # what was there before is logged too where torch once knew a block at its address
-            now -= sizes.pop(block.ptr, 0)
     return peak
 
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from .several import Recipe, Way
 
-# What is left of a bound: of what a way of sharing tells of another, which keeps something of its
-# own; of all weights, whose gradients and copies come and go; and of a line between two
-# predictions, below which needs lie that are the largest of several. Our choice.
+# What is left of a bound where a way of sharing tells of another, which keeps something of its own,
+# and where all weights are trained, whose gradients and copies come and go. Our choice.
 SLACK = 0.95
 COPY = 2  # bytes of each trained weight that autocast keeps until the backward pass ends
 FLOAT = 4  # bytes of a gradient
@@ -31,13 +30,12 @@ class Known:
         self.parameters, self.bf16 = parameters, bf16
 
     def weights(self, way: Way) -> float:
-        """What weights take at least, with their gradients and states."""
-        return way.least(self.ranks, self.bf16) * self.parameters
+        """What weights take; where all of them are trained, with their gradients and states."""
+        return way.bytes_per_weight(self.ranks, self.bf16) * self.parameters
 
     def least(self, way: Way, samples: int) -> float:
-        """A bound that so many samples hardly stay below: what was allocated for fewer, and what
-        activations add. Of adapters also what lies on a line between fewer and more. What is
-        reserved beyond what is allocated follows from how full the card is, and does not count."""
+        """What so many samples take at least: what was allocated for fewer, and what activations
+        add. What is reserved beyond that depends on how full the card is, and does not count."""
         found = [self.weights(way)]
         for one in self._same(way):
             if one.micro_batch <= samples:
@@ -45,9 +43,6 @@ class Known:
                 allocated = sum(one.facts.by_category.values()) + self._otherwise(one, way, samples)
                 same_adapters = one.way == way and way.adapters
                 found.append((allocated + more) * (1 if same_adapters else SLACK))
-        own = self._own(way)
-        if way.adapters and own and own[0].micro_batch < samples < own[-1].micro_batch:
-            found.append(SLACK * self._on_line(own, samples))
         return max(found)
 
     def about(self, way: Way, samples: int) -> float | None:
@@ -66,8 +61,9 @@ class Known:
         return [one for one in self.seen if self._computed(one.way) == self._computed(way)]
 
     def _computed(self, way: Way) -> tuple[bool, ...]:
-        """What differs between ways that do not compute the same. Autocast copies weights that
-        ranks of cut ones gather in 16 bits, and inputs of adapters, which these share."""
+        """What differs between ways that do not compute the same. FSDP2 gathers weights in 16 bits,
+        of which autocast makes copies elsewhere: of all weights that are trained, and without
+        checkpointing also of what adapters read."""
         cut = way.parallel == "fsdp2"
         copies = not way.adapters or (self.bf16 and not way.checkpointing)
         return way.adapters, way.checkpointing, cut and copies
@@ -105,9 +101,6 @@ class Known:
         copied = self.bf16 and (one.way.adapters or one.way.parallel != "fsdp2")
         copies = COPY * self._trained(one) if copied else 0
         return max(0.0, one.facts.by_category["activations"] - copies) / one.micro_batch
-
-    def _on_line(self, points: list[Recipe], samples: int) -> float:
-        return points[0].facts.peak_reserved + _slope(points) * (samples - points[0].micro_batch)
 
 
 def _slope(points: list[Recipe]) -> float:

@@ -293,7 +293,7 @@ def _of_ranks(workload: Workload, cut: Cut) -> str:
     """Whether other ranks hold something else, in words."""
     if cut.parallel == "zero1":
         return "Each rank keeps the states of other weights, whole ones: rank 0 is shown."
-    rows = (p.shape[0] for p in skeleton(workload).parameters())
+    rows = [p.shape[0] for p in skeleton(workload).parameters()] + [cut.settings["lora"]]
     if cut.parallel == "ddp" or all(n % (cut.shards * cut.tensor) == 0 for n in rows):
         return "All ranks hold as much."
     larger = "" if cut.tensor > 1 else ", and has the larger shards"

@@ -10,10 +10,12 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from fake_cuda.scripts.verdict import NOT_UPDATED, ONE_UPDATE
-from fake_cuda.scripts.words import RANK_0
+from fake_cuda.ordered import workspace_told
+from fake_cuda.scripts.verdict import NOT_UPDATED, ONE_UPDATE, OVER
+from fake_cuda.scripts.words import KILLED, NO_REACTION, RANK_0
+from fake_cuda.versions import chosen
 from helpers.hardware import GPU, data_file, gpu, supports
 from helpers.host import host_of
 from helpers.prediction import Prediction
@@ -23,9 +25,9 @@ from . import cache
 from .facts import Facts
 from .micro_batches import Known
 from .predictions import facts_of, no_progress
-from .question import Question, ask, known_cards
+from .question import Question, known_cards
 from .ranks import predict_rank, rank_script
-from .several import SECONDS, SMALLEST, WAYS, Recipe, Several, Way
+from .several import RANK, SECONDS, SMALLEST, WAYS, Recipe, Several, Way, ask_several
 from .workers import Workers
 
 MIB = 2**20
@@ -34,43 +36,16 @@ MIB = 2**20
 BEFORE, AFTER = (RANK_0.split("{:,.0f}")[n] for n in (0, 1))
 CARRIES = re.compile(re.escape(BEFORE.split("{}")[1]) + r"([\d,]+)" + re.escape(AFTER))
 UNFINISHED = ONE_UPDATE, NOT_UPDATED.partition(":")[0]
+LATE = OVER.partition("{}")[2], NO_REACTION, KILLED  # why there is no prediction at all
 HELD = {  # by other ranks: where some weights do not divide evenly, and where all do
     "ddp": ("all ranks hold as much",) * 2,
-    "zero1": ("other ranks keep the states of other weights",) * 2,
+    "zero1": ("others keep the states of other weights, some perhaps of a few more",) * 2,
     "fsdp2": ("it has the larger shards", "all ranks hold as much"),
 }
 
 
-def cards_of(text: str) -> tuple[int, str]:
-    """The number and the name of "2x24GiB"; ValueError says what to write."""
-    count, times, name = text.partition("x")
-    if not (times and count.isdecimal() and name.strip()):
-        raise ValueError(f"{text!r} is no number of cards: write 2x24GiB or 8xA100-80GB")
-    if int(count) < 2:
-        raise ValueError(f"{text!r} is not several cards: ask for one with --gpu {name}")
-    return int(count), name.strip()
-
-
-def ask_several(
-    model: str, gpus: str, task: str | None = None, length: int | None = None, batch: int = 8
-) -> tuple[Question, int]:
-    """The question of `fit_several`'s arguments, and how many cards; or ValueError."""
-    ranks, name = cards_of(gpus)
-    if task not in (None, "language_modelling"):
-        raise ValueError("several cards are tried for language modelling: ask for one with --gpu")
-    asked = ask(model, name, task, length, batch)
-    if asked.workload.task != "language_modelling":
-        raise ValueError(
-            f"several cards are tried for language modelling, and {model} is no language model"
-        )
-    if batch % ranks:
-        near = batch + ranks - batch % ranks
-        raise ValueError(f"a batch of {batch} does not divide over {ranks} cards: {near} does")
-    return asked, ranks
-
-
 class TooLong(ValueError):
-    """A prediction was not ready in its time, which a busy machine may need."""
+    """A prediction was not ready in its time, or took more memory than this machine has."""
 
 
 @functools.cache
@@ -96,6 +71,7 @@ class Search:
     keep: bool
     host: float | str | None
     seen: list[Recipe]  # all that was predicted
+    began: float = field(default_factory=lambda: time.monotonic())
 
     @property
     def bf16(self) -> bool:
@@ -119,7 +95,8 @@ class Search:
         able = [c for c in known_cards() if supports("bf16" if self.bf16 else "fp16", c)]
         fits = [c.name for c in able if self.need(way, facts.peak_reserved, c) <= c.memory]
         about = way.settings(micro_batch, accumulation, self.bf16)
-        even = all(p.shape[0] % self.ranks == 0 for p in asked.skeleton.parameters())
+        rows = [p.shape[0] for p in asked.skeleton.parameters()] + [RANK] * way.adapters
+        even = all(n % self.ranks == 0 for n in rows)
         found = Recipe(
             way=way,
             micro_batch=micro_batch,
@@ -140,11 +117,14 @@ class Search:
         asked, settings = self.asked, way.settings(micro_batch, told, self.bf16)
 
         def _made() -> Facts:
-            say = functools.partial(_said, self.say, f"{way.name}, micro-batch {micro_batch}")
-            card = asked.card.name
-            found = predict_rank(
-                asked.workload, card, self.ranks, way.parallel, host=self.host, say=say, **settings
-            )
+            say = functools.partial(_said, self.say, named(way, micro_batch))
+            rank = asked.workload, asked.card.name, self.ranks, way.parallel
+            try:
+                found = predict_rank(*rank, host=self.host, say=say, **settings)
+            except ValueError as error:
+                if any(words in str(error) for words in LATE):
+                    raise TooLong(str(error)) from error
+                raise
             # Before the first update its link carries what no other step does.
             if any(words in found.note for words in UNFINISHED):
                 raise TooLong(f"{way.name} was not predicted in the time that a script has")
@@ -155,6 +135,7 @@ class Search:
         key = [asked.workload.config.to_dict(), asked.workload.length, self.ranks, way.parallel]
         key += [settings, times, cache.code(), _script_code(), asked.card.name]
         key += [asked.card.facts, host_of(self.host, gpu(asked.card.name))]
+        key += [workspace_told(), chosen().workspace_is_kept]  # which the environment decides
         return cache.kept(json.dumps(key, default=str), _made)
 
     def _seconds(self, computing: float, sent: float) -> dict[str, tuple[float, float]]:
@@ -164,27 +145,26 @@ class Search:
         travel = {link: sent / rate for link, rate in rates.items()}
         return {k: (max(computing, t), computing + t) for k, t in travel.items() if computing}
 
-    def fitting(self, way: Way) -> Recipe | None:
-        """A way with the largest micro-batch that fits, or None; TooLong if one that may fit was
-        not predicted in its time, and no other fits."""
+    def fitting(self, way: Way) -> tuple[Recipe | None, str]:
+        """A way with the largest micro-batch that fits, or None; and the name of a larger one that
+        was not predicted in its time, or ""."""
         share, room, best = self.asked.batch // self.ranks, self.asked.card.memory, None
         known = Known(self.seen, self.ranks, share, self.asked.parameters, self.bf16)
-        left, slow = [n for n in range(1, share + 1) if share % n == 0], None
+        left, slow = [n for n in range(1, share + 1) if share % n == 0], ""
         while left := [n for n in left if self.need(way, known.least(way, n)) <= room]:
             tried = self._next(way, left, known)
             try:
                 found = self.recipe(way, tried)
-            except TooLong as error:
-                slow, left = error, [n for n in left if n != tried]
+            except TooLong:
+                # Others take as long, but for all samples at once, where nothing is accumulated.
+                slow, left = named(way, tried), [n for n in left if tried < n == share]
                 continue
             if found.need <= room:
-                best = found
+                best, slow = found, ""
                 left = [n for n in left if n > tried]
             else:  # without accumulation more may need less
                 left = [n for n in left if n < tried or tried < n == share]
-        if slow and not best:
-            raise slow
-        return best
+        return best, slow
 
     def _next(self, way: Way, left: list[int], known: Known) -> int:
         """The largest micro-batch that seems to fit; where nothing tells, the largest if there is
@@ -198,7 +178,7 @@ class Search:
         return max(fits, default=left[0])
 
     def recipes(self, processes: int = 1) -> tuple[list[Recipe], list[str]]:
-        """Those that fit, and the names of the ways for which no time was left."""
+        """Those that fit, and the names of what was not predicted in its time."""
         if processes < 2:
             halves = [self.half(False), self.half(True)]
         else:
@@ -210,22 +190,39 @@ class Search:
         return sum((found for found, _, _ in halves), []), sum((left for _, left, _ in halves), [])
 
     def half(self, adapters: bool) -> tuple[list[Recipe], list[str], list[Recipe]]:
-        """Of what trains adapters, or all weights: what fits, the fastest first; the names of the
-        ways for which no time was left; all that was predicted."""
-        own, began = replace(self, seen=[]), time.monotonic()
+        """Of what trains adapters, or all weights: what fits, the fastest first; the names of what
+        was not predicted in its time; all that was predicted."""
+        own = replace(self, seen=[])
         found: list[Recipe] = []
         left: list[str] = []
         for way in (way for way in WAYS if way.adapters == adapters):
             if any(r.way.parallel == way.parallel or _best(r) for r in found):
                 continue  # what follows saves memory, which is not short
-            if time.monotonic() - began > SECONDS:
+            if time.monotonic() - self.began > SECONDS:
                 left.append(way.name)
                 continue
-            try:
-                found += filter(None, [own.fitting(way)])
-            except TooLong:
-                left.append(way.name)
+            fits, slow = own.fitting(way)
+            found += [fits] if fits else []
+            left += [slow] if slow else []
         return sorted(found, key=lambda recipe: recipe.slowest), left, own.seen
+
+    def nearest(self, left: list[str]) -> Recipe:
+        """What needs least, where nothing of what was predicted fits: the smallest way is among
+        it, though a bound left it out. What is not predicted in its time is added to `left`."""
+        stands = any((one.way, one.micro_batch) == (SMALLEST, 1) for one in self.seen)
+        if not (stands or any(name.startswith(SMALLEST.name) for name in left)):
+            try:
+                self.recipe(SMALLEST, 1)
+            except TooLong:
+                left.append(named(SMALLEST, 1))
+        if not self.seen:
+            raise TooLong(f"nothing was predicted in its time: {'; '.join(left)}")
+        return min(self.seen, key=lambda recipe: recipe.need)
+
+
+def named(way: Way, micro_batch: int) -> str:
+    """Such as "LoRA, fsdp2, micro-batch 2"."""
+    return f"{way.name}, micro-batch {micro_batch}"
 
 
 def _best(recipe: Recipe) -> bool:
@@ -290,11 +287,8 @@ def fit_several(
     host_of(host, asked.card)  # what is wrong with it is said at once
     search = Search(asked, ranks, say, cache, host, [])
     recipes, left = search.recipes(processes)
-    miss = None
-    if not recipes:
-        seen = search.seen
-        if not (seen and (left or any(one.way == SMALLEST for one in seen))):  # by a bound
-            seen = [*seen, search.recipe(SMALLEST, 1)]
-        miss = min(seen, key=lambda recipe: recipe.need)
+    miss = None if recipes else search.nearest(left)
+    if miss and miss.need <= asked.card.memory:  # which a bound had left out
+        recipes, miss = [miss], None
     shared = dict(asked=asked, ranks=ranks, cut_margin=cut_margin())
     return Several(**shared, recipes=recipes, miss=miss, not_tried=left)

@@ -6,11 +6,39 @@ from dataclasses import asdict, dataclass
 from helpers.hardware import gib, versions
 
 from .facts import Facts
-from .question import Question
+from .question import Question, ask
 from .techniques import CHECKPOINTING, LORA
 
-SECONDS = 600  # after which no other way is begun; one prediction takes up to a minute. Our choice.
+SECONDS = 600  # after which no other way is begun. Our choice.
 RANK = 16  # of adapters, as the recipes for one card have it
+
+
+def cards_of(text: str) -> tuple[int, str]:
+    """The number and the name of "2x24GiB"; ValueError says what to write."""
+    count, times, name = text.partition("x")
+    if not (times and count.isdecimal() and name.strip()):
+        raise ValueError(f"{text!r} is no number of cards: write 2x24GiB or 8xA100-80GB")
+    if int(count) < 2:
+        raise ValueError(f"{text!r} is not several cards: ask for one with --gpu {name}")
+    return int(count), name.strip()
+
+
+def ask_several(
+    model: str, gpus: str, task: str | None = None, length: int | None = None, batch: int = 8
+) -> tuple[Question, int]:
+    """The question of `fit_several`'s arguments, and how many cards; or ValueError."""
+    ranks, name = cards_of(gpus)
+    if task not in (None, "language_modelling"):
+        raise ValueError("several cards are tried for language modelling: ask for one with --gpu")
+    asked = ask(model, name, task, length, batch)
+    if asked.workload.task != "language_modelling":
+        raise ValueError(
+            f"several cards are tried for language modelling, and {model} is no language model"
+        )
+    if batch % ranks:
+        near = batch + ranks - batch % ranks
+        raise ValueError(f"a batch of {batch} does not divide over {ranks} cards: {near} does")
+    return asked, ranks
 
 
 @dataclass(frozen=True)
@@ -33,8 +61,9 @@ class Way:
         said = [LORA.price] * self.adapters + [CHECKPOINTING.price] * self.checkpointing
         return "; ".join(said) or "nothing"
 
-    def least(self, ranks: int, bf16: bool) -> float:
-        """Bytes that a weight takes at least on one of so many: of 16 with AdamW in float32."""
+    def bytes_per_weight(self, ranks: int, bf16: bool) -> float:
+        """At least on one of so many; where all are trained, with its gradient and the states of
+        AdamW, 16 bytes in float32."""
         if self.adapters:
             return (2 if bf16 else 4) / (ranks if self.parallel == "fsdp2" else 1)
         return {"ddp": 16, "zero1": 8 + 8 / ranks, "fsdp2": 16 / ranks}[self.parallel]
@@ -125,7 +154,7 @@ class Several:
         cut_margin: how much more than predicted a rank of cut weights may need, as a share.
         recipes: those that fit.
         miss: of what was predicted what needs least, where nothing fits.
-        not_tried: names of the ways for which no time was left.
+        not_tried: names of what was not predicted in its time: of ways, or of a micro-batch.
     """
 
     asked: Question
@@ -158,7 +187,8 @@ class Several:
         ]
         if not self.recipes:
             need = gib(self.miss.need)
-            lines.append(f"Nothing fits. The nearest miss needs {need}: {self.remedy}.")
+            what = "Nothing that was predicted fits" if self.not_tried else "Nothing fits"
+            lines.append(f"{what}. The nearest miss needs {need}: {self.remedy}.")
         for recipe in self.shown:
             lines += ["", *recipe.about(asked)]
         if not any(recipe.seconds for recipe in self.shown):
@@ -168,7 +198,8 @@ class Several:
             left = "; ".join(self.not_tried)
             lines += [
                 "",
-                f"Not tried, since {SECONDS} s were over or a prediction took long: {left}.",
+                f"Not predicted, since {SECONDS} s were over, or it takes more time or memory than "
+                f"a prediction has: {left}.",
             ]
         return "\n".join(lines)
 

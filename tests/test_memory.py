@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+import threading
 
 import pynvml
 import pytest
@@ -72,6 +73,16 @@ def test_it_counts_too_where_torch_remembers_another_block_at_its_address():
         again = tensor(6)
     assert usage.peak_allocated == usage.start + 6 * MiB
     del again
+
+
+def test_what_another_thread_frees_ends_where_its_address_is_given_again():
+    with measure() as usage:
+        for _ in range(64):
+            held = [torch.empty(2**14)]
+            other = threading.Thread(target=held.clear)
+            other.start()
+            other.join()
+    assert usage.peak_allocated < usage.start + MiB  # of 4 MiB, one after another
 
 
 def test_views_count_once():

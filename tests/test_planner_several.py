@@ -8,7 +8,9 @@ import json
 import re
 
 import pytest
+import torch
 
+from fake_cuda.scripts.verdict import NOT_UPDATED, ONE_UPDATE
 from fake_cuda.trace import CATEGORIES
 from helpers.hardware import GIB
 from helpers.prediction import CONTEXT
@@ -17,13 +19,18 @@ from planner import search_several
 from planner.command import main
 from planner.facts import Facts
 from planner.micro_batches import Known
+from planner.question import Question
 from planner.ranks import cut_as_asked
-from planner.search_several import CARRIES, Search, ask_several, cut_margin, fit_several
-from planner.several import SECONDS, SMALLEST, WAYS
+from planner.search_several import CARRIES, Search, TooLong, cut_margin, fit_several
+from planner.several import SECONDS, SMALLEST, WAYS, ask_several
 
 WEIGHTS = {"ddp": 16, "zero1": 12, "fsdp2": 6}  # GiB of what is kept, over two cards
 COMPUTES = 1.0  # seconds of a step
 POWERS = 1, 2, 4, 8, 16
+WHOLE = 4  # GiB of gradients of all weights
+
+
+real = Search._facts
 
 
 @pytest.fixture(scope="module")
@@ -57,34 +64,45 @@ def weights(way) -> float:
     return WEIGHTS[way.parallel] / (4 if way.adapters else 1)
 
 
+def of_a_rank(way, samples: int, grows: float) -> dict[str, int]:
+    """Bytes of a rank by category, in bf16. Micro-batches before the last keep gradients of their
+    own, and temporaries are those of one weight or of the logits. Where weights are not gathered
+    in 16 bits, autocast copies those that are trained, and what adapters read."""
+    cut, kept = way.parallel == "fsdp2", 1 if way.adapters else WHOLE
+    own = kept / (2 if cut and not way.adapters else 1) if samples < 16 else 0
+    used = {"parameters": weights(way), "gradients": own, "optimizer states": 2 * kept}
+    used["optimizer states"] /= 2 if cut else 1
+    used["activations"] = samples * grows * (0.2 if way.checkpointing else 1)
+    if not cut and way.adapters and not way.checkpointing:
+        used["activations"] *= 1.4
+    if not cut:
+        used["activations"] += kept / 2
+    used["temporaries"] = max(2, 0.3 * grows * samples)
+    if cut and way.adapters:
+        used |= {"gradients": 0, "temporaries": used["temporaries"] + own}
+    return {name: int(size * GIB) for name, size in used.items()}
+
+
+def as_facts(used: dict[str, int]) -> Facts:
+    """What a prediction finds; a fuller card reserves less in vain."""
+    size = sum(used.values())
+    reserved = size + int(0.3 * GIB) if size < 20 * GIB else int(1.01 * size)
+    about = dict(step_seconds=1.0, low=1.0, high=1.0, note=search_several.RANK_0.format(2, 1))
+    return Facts(size, reserved, used, {"forward": size}, **about)
+
+
 def names(found) -> list[str]:
     return [recipe.way.name for recipe in found.recipes]
 
 
 @pytest.mark.parametrize("grows", (0.25, 1, 3))
 def test_the_largest_micro_batch_that_fits_is_found_without_trying_all(decoder, grows, monkeypatch):
-    """Whatever room there is, as if each had been predicted. Micro-batches before the last keep
-    gradients of their own, and temporaries are those of one weight or of the logits."""
+    """Whatever room there is, as if each had been predicted."""
     tried = []
-
-    def need(way, samples):
-        """Bytes of a rank by category."""
-        cut, kept = way.parallel == "fsdp2", 1 if way.adapters else 4  # GiB of gradients, whole
-        own = kept / (2 if cut and not way.adapters else 1) if samples < 16 else 0
-        used = {"parameters": weights(way), "gradients": own, "optimizer states": 2 * kept}
-        used["optimizer states"] /= 2 if cut else 1
-        used["activations"] = samples * grows * (0.2 if way.checkpointing else 1)
-        used["temporaries"] = max(2, 0.3 * grows * samples)
-        if cut and way.adapters:
-            used |= {"gradients": 0, "temporaries": used["temporaries"] + own}
-        return {name: int(size * GIB) for name, size in used.items()}
 
     def facts(search, way, micro_batch, told, times):
         tried.append((way, micro_batch))
-        used = need(way, micro_batch)
-        about = dict(step_seconds=1.0, low=1.0, high=1.0, note=search_several.RANK_0.format(2, 1))
-        size = sum(used.values())
-        return Facts(size, int(size * 1.04), used, {"forward": size}, **about)
+        return as_facts(of_a_rank(way, micro_batch, grows))
 
     def tries() -> int:
         tried.clear()
@@ -92,14 +110,17 @@ def test_the_largest_micro_batch_that_fits_is_found_without_trying_all(decoder, 
             card = dataclasses.replace(usual.card, memory=room * GIB)
             search = Search(dataclasses.replace(usual, card=card), ranks, print, False, None, [])
             for way in WAYS:
-                needs = {n: search.need(way, 1.04 * sum(need(way, n).values())) for n in POWERS}
+                facts = {n: as_facts(of_a_rank(way, n, grows)) for n in POWERS}
+                needs = {n: search.need(way, one.peak_reserved) for n, one in facts.items()}
                 fits = [n for n, size in needs.items() if size <= card.memory]
-                found = search.fitting(way)
+                found, slow = search.fitting(way)
                 assert (found and found.micro_batch) == max(fits, default=None), (room, way)
+                assert not slow
         return len(tried)
 
     monkeypatch.setattr(Search, "_facts", facts)
     monkeypatch.setattr(Known, "weights", lambda known, way: GIB * weights(way))
+    monkeypatch.setattr(Question, "parameters", WHOLE * GIB // 4)
     monkeypatch.setattr(search_several, "rank_script", lambda *_, **__: "")
     usual, ranks = ask_several(decoder, "2x24GiB", length=16, batch=32)
     bounded = tries()
@@ -107,20 +128,93 @@ def test_the_largest_micro_batch_that_fits_is_found_without_trying_all(decoder, 
     assert bounded < tries()
 
 
-def test_of_a_way_that_fits_a_slow_prediction_takes_nothing_away(decoder, by_formula, monkeypatch):
-    given, slow = Search.recipe, {2}
+@pytest.mark.parametrize("grows", (0.25, 1, 3))
+def test_what_a_micro_batch_takes_at_least_it_takes(decoder, grows, monkeypatch):
+    """By each other prediction of what computes the same, and by all of them."""
+    monkeypatch.setattr(Known, "weights", lambda known, way: GIB * weights(way))
+    monkeypatch.setattr(Search, "_facts", lambda s, way, n, *_: as_facts(of_a_rank(way, n, grows)))
+    monkeypatch.setattr(search_several, "rank_script", lambda *_, **__: "")
+    search = Search(*ask_several(decoder, "2x24GiB", length=16, batch=32), print, False, None, [])
+    every = [search.recipe(way, n) for way in WAYS for n in POWERS]
+    for one in every:
+        for seen in (*([other] for other in every), every):
+            known = Known(seen, 2, 16, WHOLE * GIB // 4, True)
+            least = known.least(one.way, one.micro_batch)
+            assert least <= one.facts.peak_reserved, (one.way, one.micro_batch, seen[0].way)
+            assert seen[0] is not one or least >= 0.95 * one.facts.peak_allocated
+
+
+def test_a_slow_prediction_takes_nothing_away_and_is_named(decoder, by_formula, monkeypatch):
+    given, slow = Search.recipe, set()
 
     def recipe(search, way, micro_batch):
+        tried.append(micro_batch)
         if micro_batch in slow:
-            raise search_several.TooLong("it was not predicted")
+            raise TooLong("it was not predicted")
         return given(search, way, micro_batch)
 
+    def fitting(way, *not_in_time):
+        slow.clear(), slow.update(not_in_time), tried.clear()
+        search = Search(*asked, print, False, None, [])
+        found, late = search.fitting(way)
+        return found and found.micro_batch, late, list(tried)
+
+    tried: list[int] = []
     monkeypatch.setattr(Search, "recipe", recipe)
-    search = Search(*ask_several(decoder, "2x18GiB", length=16, batch=8), print, False, None, [])
-    assert search.fitting(WAYS[1]).micro_batch == 1  # ZeRO-1, of which two samples fit
-    slow |= {1, 4}
-    with pytest.raises(search_several.TooLong):
-        search.fitting(WAYS[2])
+    asked = ask_several(decoder, "2x18GiB", length=16, batch=8)
+    _, zero1, fsdp2, *_ = WAYS  # of ZeRO-1 two samples fit, of FSDP2 all four at once
+    assert fitting(zero1, 2) == (1, "full, zero1, micro-batch 2", [1, 2])
+    assert fitting(fsdp2, 1, 2) == (4, "", [4])
+    # What is not done with two samples is not done with one, but may be with all of them.
+    assert fitting(zero1, 1, 2) == (None, "full, zero1, micro-batch 1", [1, 4])
+    assert fitting(fsdp2, 1, 2, 4) == (None, "full, fsdp2, micro-batch 4", [4])
+    slow.clear()
+    slow.add(1)
+    found = fit_several(decoder, "2x14.2GiB", length=16, batch=8)
+    assert found.recipes and "full, fsdp2, micro-batch 1" in found.not_tried
+
+
+@pytest.mark.parametrize("why", search_several.LATE)
+def test_what_was_found_stays_where_a_prediction_ends_without_an_answer(
+    decoder, by_formula, monkeypatch, why
+):
+    given = Search._facts
+
+    def facts(search, way, *rest):
+        return real(search, way, *rest) if way.name == "full, fsdp2" else given(search, way, *rest)
+
+    def late(*_, **__):
+        raise ValueError(f"the script for fsdp2 over 2 {why}")
+
+    monkeypatch.setattr(Search, "_facts", facts)
+    monkeypatch.setattr(search_several, "predict_rank", late)
+    found = fit_several(decoder, "2x18GiB", length=16, batch=8, cache=False)
+    assert {"full, zero1", "LoRA, ddp"} <= set(names(found)) and "full, fsdp2" not in names(found)
+    assert found.not_tried[0] == "full, fsdp2, micro-batch 4"
+    assert "Not predicted" in str(found)
+
+
+def test_the_nearest_miss_is_found_though_the_smallest_way_is_slow(
+    decoder, by_formula, monkeypatch
+):
+    given = Search._facts
+
+    def facts(search, way, *rest):
+        if way == SMALLEST or every:
+            raise TooLong("it was not predicted")
+        return given(search, way, *rest)
+
+    every = False
+    monkeypatch.setattr(Search, "_facts", facts)
+    found = fit_several(decoder, "2x2.5GiB", length=16, batch=8)
+    assert not found.recipes and found.miss.way != SMALLEST
+    assert found.not_tried == ["LoRA, fsdp2, checkpointing, micro-batch 4"]
+    assert "Nothing that was predicted fits. The nearest miss needs" in str(found)
+    every = True
+    with pytest.raises(
+        ValueError, match="nothing was predicted in its time: LoRA, fsdp2, micro-batch 4"
+    ):
+        fit_several(decoder, "2x2.5GiB", length=16, batch=8)
 
 
 @pytest.mark.parametrize("gpus", ("2xA100-80GB", "2x18GiB", "2x14.2GiB", "2x2.5GiB"))
@@ -178,6 +272,8 @@ def test_the_nearest_miss_is_the_smallest_way_though_a_bound_left_it_out(
     monkeypatch.setattr(Known, "least", least)
     found = fit_several(decoder, "2x2.5GiB", length=16, batch=8)
     assert not found.recipes and found.miss.way == SMALLEST
+    fits = fit_several(decoder, "2x4GiB", length=16, batch=8)
+    assert names(fits) == [SMALLEST.name] and fits.miss is None
 
 
 def test_what_is_cut_has_a_margin_of_its_own(decoder, by_formula):
@@ -189,6 +285,16 @@ def test_what_is_cut_has_a_margin_of_its_own(decoder, by_formula):
     assert fsdp2.need == pytest.approx(need, rel=1e-6)
     assert zero1.need == found.asked.need(zero1.facts.peak_reserved)
     assert f"with fsdp2 {cut_margin():.1%}" in str(found)
+
+
+def test_adapters_of_sixteen_rows_do_not_divide_over_three_cards(decoder, by_formula):
+    """Though all weights do: their first and last sizes are 96, 192 and 384."""
+    asked, ranks = ask_several(decoder, "3x24GiB", length=16, batch=6)
+    asked.__dict__["skeleton"] = torch.nn.Linear(96, 384, bias=False)
+    search = Search(asked, ranks, print, False, None, [])
+    held = {way.name: search.recipe(way, 1).held for way in WAYS}
+    assert held["full, fsdp2"] == held["LoRA, ddp"] == "all ranks hold as much"
+    assert held["LoRA, fsdp2"] == "it has the larger shards"
 
 
 def test_what_travels_has_two_bounds_of_time(decoder, by_formula):
@@ -217,17 +323,18 @@ def test_after_its_time_no_other_way_is_begun_and_it_says_so(decoder, by_formula
     monkeypatch.setattr(search_several.time, "monotonic", lambda: next(clock))
     found = fit_several(decoder, "2x18GiB", length=16, batch=8)
     assert found.not_tried and "full, fsdp2" in found.not_tried
-    assert f"Not tried, since {SECONDS} s were over" in str(found)
+    assert f"Not predicted, since {SECONDS} s were over" in str(found)
     assert found.not_tried[0] in str(found).splitlines()[-1]
 
 
-def test_a_prediction_that_came_to_no_end_is_none(decoder, monkeypatch):
+@pytest.mark.parametrize("note", (ONE_UPDATE, NOT_UPDATED.format("forward passes")))
+def test_a_prediction_that_came_to_no_end_is_none(decoder, monkeypatch, note):
     """With one update, what it sent at its start would count as a step's."""
     given = search_several.predict_rank
-    told = lambda *a, **k: dataclasses.replace(given(*a, **k), note=search_several.ONE_UPDATE)  # noqa: E731
+    told = lambda *a, **k: dataclasses.replace(given(*a, **k), note=note)  # noqa: E731
     monkeypatch.setattr(search_several, "predict_rank", told)
     search = Search(*ask_several(decoder, "2xA100-80GB", length=16), print, False, None, [])
-    with pytest.raises(search_several.TooLong, match="LoRA, fsdp2"):
+    with pytest.raises(TooLong, match="LoRA, fsdp2"):
         search.recipe(WAYS[-3], 1)
 
 
@@ -236,7 +343,7 @@ def test_each_way_is_one_that_ranks_know(way):
     for accumulation in (1, 4):
         settings = way.settings(2, accumulation, True)
         assert cut_as_asked(8, way.parallel, **settings).settings["bf16"] is True
-    assert way.least(8, True) <= way.least(2, True) <= 16
+    assert way.bytes_per_weight(8, True) <= way.bytes_per_weight(2, True) <= 16
 
 
 def test_what_a_link_carries_is_read_from_what_is_said():

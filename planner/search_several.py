@@ -5,16 +5,17 @@ tell it to the byte. What cannot fit by its weights, or by what was predicted be
 and of what trains the same the search ends with the first way that needs no saving.
 """
 
+import errno
 import functools
 import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from fake_cuda.ordered import workspace_told
 from fake_cuda.scripts.verdict import NOT_UPDATED, ONE_UPDATE, OVER
-from fake_cuda.scripts.words import KILLED, NO_REACTION, RANK_0
+from fake_cuda.scripts.words import KEEPER_ENDED, KILLED, RANK_0
 from fake_cuda.versions import chosen
 from helpers.hardware import GPU, data_file, gpu, supports
 from helpers.host import host_of
@@ -27,7 +28,7 @@ from .micro_batches import Known
 from .predictions import facts_of, no_progress
 from .question import Question, known_cards
 from .ranks import predict_rank, rank_script
-from .several import RANK, SECONDS, SMALLEST, WAYS, Recipe, Several, Way, ask_several
+from .several import HELD, NOTHING, RANK, SECONDS, SMALLEST, WAYS, Recipe, Several, Way, ask_several
 from .workers import Workers
 
 MIB = 2**20
@@ -36,12 +37,7 @@ MIB = 2**20
 BEFORE, AFTER = (RANK_0.split("{:,.0f}")[n] for n in (0, 1))
 CARRIES = re.compile(re.escape(BEFORE.split("{}")[1]) + r"([\d,]+)" + re.escape(AFTER))
 UNFINISHED = ONE_UPDATE, NOT_UPDATED.partition(":")[0]
-LATE = OVER.partition("{}")[2], NO_REACTION, KILLED  # why there is no prediction at all
-HELD = {  # by other ranks: where some weights do not divide evenly, and where all do
-    "ddp": ("all ranks hold as much",) * 2,
-    "zero1": ("others keep the states of other weights, some perhaps of a few more",) * 2,
-    "fsdp2": ("it has the larger shards", "all ranks hold as much"),
-}
+LATE = OVER.partition("{}")[2], "does not react", KILLED, KEEPER_ENDED  # why there is none at all
 
 
 class TooLong(ValueError):
@@ -71,7 +67,6 @@ class Search:
     keep: bool
     host: float | str | None
     seen: list[Recipe]  # all that was predicted
-    began: float = field(default_factory=lambda: time.monotonic())
 
     @property
     def bf16(self) -> bool:
@@ -117,12 +112,13 @@ class Search:
         asked, settings = self.asked, way.settings(micro_batch, told, self.bf16)
 
         def _made() -> Facts:
-            say = functools.partial(_said, self.say, named(way, micro_batch))
+            say = functools.partial(_said, self.say, way.of(micro_batch))
             rank = asked.workload, asked.card.name, self.ranks, way.parallel
             try:
                 found = predict_rank(*rank, host=self.host, say=say, **settings)
-            except ValueError as error:
-                if any(words in str(error) for words in LATE):
+            except (ValueError, OSError) as error:
+                no_memory = getattr(error, "errno", None) == errno.ENOMEM
+                if no_memory or any(words in str(error) for words in LATE):
                     raise TooLong(str(error)) from error
                 raise
             # Before the first update its link carries what no other step does.
@@ -146,25 +142,32 @@ class Search:
         return {k: (max(computing, t), computing + t) for k, t in travel.items() if computing}
 
     def fitting(self, way: Way) -> tuple[Recipe | None, str]:
-        """A way with the largest micro-batch that fits, or None; and the name of a larger one that
-        was not predicted in its time, or ""."""
+        """A way with the largest micro-batch that fits, or None; and the name of larger ones that
+        may fit and were not predicted in their time, or ""."""
         share, room, best = self.asked.batch // self.ranks, self.asked.card.memory, None
         known = Known(self.seen, self.ranks, share, self.asked.parameters, self.bf16)
-        left, slow = [n for n in range(1, share + 1) if share % n == 0], ""
-        while left := [n for n in left if self.need(way, known.least(way, n)) <= room]:
+
+        def may_fit(numbers: list[int]) -> list[int]:
+            return [n for n in numbers if self.need(way, known.least(way, n)) <= room]
+
+        left: list[int] = [n for n in range(1, share + 1) if share % n == 0]
+        late: list[int] = []
+        while left := may_fit(left):
             tried = self._next(way, left, known)
             try:
                 found = self.recipe(way, tried)
             except TooLong:
-                # Others take as long, but for all samples at once, where nothing is accumulated.
-                slow, left = named(way, tried), [n for n in left if tried < n == share]
+                # Others take as long, unless one of them was predicted in its time; all samples at
+                # once, where nothing is accumulated, take half of it.
+                in_time = any(one.way == way and one.accumulation > 1 for one in self.seen)
+                goes_on = [n for n in left if n != tried and (in_time or tried < n == share)]
+                late, left = late + [n for n in left if n not in goes_on], goes_on
                 continue
-            if found.need <= room:
-                best, slow = found, ""
-                left = [n for n in left if n > tried]
-            else:  # without accumulation more may need less
-                left = [n for n in left if n < tried or tried < n == share]
-        return best, slow
+            fits = found.need <= room
+            best = found if fits else best
+            left, late = (_others(some, tried, share, fits) for some in (left, late))
+        late = may_fit(late)
+        return best, way.of(*sorted(late)) if late else ""
 
     def _next(self, way: Way, left: list[int], known: Known) -> int:
         """The largest micro-batch that seems to fit; where nothing tells, the largest if there is
@@ -192,13 +195,13 @@ class Search:
     def half(self, adapters: bool) -> tuple[list[Recipe], list[str], list[Recipe]]:
         """Of what trains adapters, or all weights: what fits, the fastest first; the names of what
         was not predicted in its time; all that was predicted."""
-        own = replace(self, seen=[])
+        own, began = replace(self, seen=[]), time.monotonic()
         found: list[Recipe] = []
         left: list[str] = []
         for way in (way for way in WAYS if way.adapters == adapters):
             if any(r.way.parallel == way.parallel or _best(r) for r in found):
                 continue  # what follows saves memory, which is not short
-            if time.monotonic() - self.began > SECONDS:
+            if time.monotonic() - began > SECONDS:
                 left.append(way.name)
                 continue
             fits, slow = own.fitting(way)
@@ -208,21 +211,23 @@ class Search:
 
     def nearest(self, left: list[str]) -> Recipe:
         """What needs least, where nothing of what was predicted fits: the smallest way is among
-        it, though a bound left it out. What is not predicted in its time is added to `left`."""
+        it, though a bound left it out or its time was over. `left` is what was not predicted."""
         stands = any((one.way, one.micro_batch) == (SMALLEST, 1) for one in self.seen)
-        if not (stands or any(name.startswith(SMALLEST.name) for name in left)):
+        if not (stands or any(name.startswith(f"{SMALLEST.name}, ") for name in left)):
+            left[:] = [name for name in left if name != SMALLEST.name]
             try:
                 self.recipe(SMALLEST, 1)
             except TooLong:
-                left.append(named(SMALLEST, 1))
+                left.append(SMALLEST.of(1))
         if not self.seen:
-            raise TooLong(f"nothing was predicted in its time: {'; '.join(left)}")
+            raise TooLong(NOTHING)
         return min(self.seen, key=lambda recipe: recipe.need)
 
 
-def named(way: Way, micro_batch: int) -> str:
-    """Such as "LoRA, fsdp2, micro-batch 2"."""
-    return f"{way.name}, micro-batch {micro_batch}"
+def _others(numbers: list[int], tried: int, share: int, fits: bool) -> list[int]:
+    """Those of interest once one was tried: larger ones; where it does not fit smaller ones, and
+    all samples at once, which may need less."""
+    return [n for n in numbers if (n > tried if fits else n < tried or tried < n == share)]
 
 
 def _best(recipe: Recipe) -> bool:

@@ -9,8 +9,18 @@ from .facts import Facts
 from .question import Question, ask
 from .techniques import CHECKPOINTING, LORA
 
-SECONDS = 600  # after which no other way is begun. Our choice.
+SECONDS = 600  # of all weights, and of adapters: no other way of it is begun then. Our choice.
 RANK = 16  # of adapters, as the recipes for one card have it
+
+NOTHING = (
+    "nothing was predicted, since it takes more time or memory than a prediction has here: ask for "
+    "shorter samples, or again when this machine is less busy"
+)
+HELD = {  # by other ranks: where some weights do not divide evenly, and where all do
+    "ddp": ("all ranks hold as much",) * 2,
+    "zero1": ("others keep the states of other whole weights, and may need a little more",) * 2,
+    "fsdp2": ("it has the larger shards", "all ranks hold as much"),
+}
 
 
 def cards_of(text: str) -> tuple[int, str]:
@@ -54,6 +64,10 @@ class Way:
         """Such as "LoRA, fsdp2, checkpointing"."""
         kind = LORA.name if self.adapters else "full"
         return ", ".join([kind, self.parallel] + [CHECKPOINTING.name] * self.checkpointing)
+
+    def of(self, *micro_batches: int) -> str:
+        """Such as "LoRA, fsdp2, micro-batch 1, 2"."""
+        return f"{self.name}, micro-batch {', '.join(map(str, micro_batches))}"
 
     @property
     def price(self) -> str:

@@ -286,6 +286,14 @@ def test_a_rank_needs_what_was_predicted(name, wide, launched, tmp_path):
     assert found.peak_allocated - WORKSPACES == pytest.approx(measured, rel=off)
 
 
+@pytest.mark.parametrize(("cards", "even"), [(2, True), (3, False)])
+def test_adapters_of_sixteen_rows_are_told_where_all_weights_divide(monkeypatch, cards, even):
+    monkeypatch.setattr(ranks, "skeleton", lambda _: torch.nn.Linear(96, 384, bias=False))
+    told = ranks._of_ranks(None, ranks.cut_as_asked(cards, "fsdp2", lora=16))
+    assert told.startswith("All ranks hold as much." if even else "Some weights do not divide")
+    assert ranks._of_ranks(None, ranks.cut_as_asked(cards, "fsdp2")) == "All ranks hold as much."
+
+
 def test_the_command_predicts_a_rank_and_prints_its_script(decoder, capsys):
     asked = ["predict", "--model", decoder, "--length", "16", "--gpus", "2xA100-80GB"]
     asked += ["--parallel", "fsdp2", "bf16=True"]

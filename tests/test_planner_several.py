@@ -6,11 +6,13 @@ But for the last test a formula stands in the place of the predictions.
 import dataclasses
 import json
 import re
+import types
 
 import pytest
 import torch
 
-from fake_cuda.scripts.verdict import NOT_UPDATED, ONE_UPDATE
+from fake_cuda.scripts import Script, apart
+from fake_cuda.scripts.verdict import NOT_UPDATED, ONE_UPDATE, OVER
 from fake_cuda.trace import CATEGORIES
 from helpers.hardware import GIB
 from helpers.prediction import CONTEXT
@@ -166,17 +168,31 @@ def test_a_slow_prediction_takes_nothing_away_and_is_named(decoder, by_formula, 
     assert fitting(zero1, 2) == (1, "full, zero1, micro-batch 2", [1, 2])
     assert fitting(fsdp2, 1, 2) == (4, "", [4])
     # What is not done with two samples is not done with one, but may be with all of them.
-    assert fitting(zero1, 1, 2) == (None, "full, zero1, micro-batch 1", [1, 4])
-    assert fitting(fsdp2, 1, 2, 4) == (None, "full, fsdp2, micro-batch 4", [4])
+    assert fitting(zero1, 1, 2) == (None, "full, zero1, micro-batch 1, 2", [1, 4])
+    assert fitting(fsdp2, 1, 2, 4) == (None, "full, fsdp2, micro-batch 1, 2, 4", [4])
+    # But where one was done, others are.
+    asked = ask_several(decoder, "2x22GiB", length=16, batch=16)
+    assert fitting(zero1) == (4, "", [1, 4])
+    assert fitting(zero1, 4) == (2, "full, zero1, micro-batch 4", [1, 4, 2])
     slow.clear()
     slow.add(1)
     found = fit_several(decoder, "2x14.2GiB", length=16, batch=8)
-    assert found.recipes and "full, fsdp2, micro-batch 1" in found.not_tried
+    assert found.recipes and "full, fsdp2, micro-batch 1, 2" in found.not_tried
 
 
-@pytest.mark.parametrize("why", search_several.LATE)
+def ends_without_an_answer() -> list[Exception]:
+    """All that a script's process may end with, in its own words."""
+    script = Script(__file__, seconds=1)
+    ends = [(None, False), (-9, False), (-9, True)]
+    told = [script._ended(apart.Ended(status, keeper), "", {}) for status, keeper in ends]
+    told.append(OVER.format("300 s"))
+    found = [ValueError(f"the script for fsdp2 over 2 {text}") for text in told]
+    return [*found, OSError(12, "Cannot allocate memory")]
+
+
+@pytest.mark.parametrize("error", ends_without_an_answer(), ids=lambda error: str(error)[24:60])
 def test_what_was_found_stays_where_a_prediction_ends_without_an_answer(
-    decoder, by_formula, monkeypatch, why
+    decoder, by_formula, monkeypatch, error
 ):
     given = Search._facts
 
@@ -184,14 +200,17 @@ def test_what_was_found_stays_where_a_prediction_ends_without_an_answer(
         return real(search, way, *rest) if way.name == "full, fsdp2" else given(search, way, *rest)
 
     def late(*_, **__):
-        raise ValueError(f"the script for fsdp2 over 2 {why}")
+        raise error
 
     monkeypatch.setattr(Search, "_facts", facts)
     monkeypatch.setattr(search_several, "predict_rank", late)
     found = fit_several(decoder, "2x18GiB", length=16, batch=8, cache=False)
     assert {"full, zero1", "LoRA, ddp"} <= set(names(found)) and "full, fsdp2" not in names(found)
-    assert found.not_tried[0] == "full, fsdp2, micro-batch 4"
+    assert found.not_tried[0] == "full, fsdp2, micro-batch 1, 2, 4"
     assert "Not predicted" in str(found)
+    error = ValueError("the script for fsdp2 over 2 fails by itself: KeyError")
+    with pytest.raises(ValueError, match="KeyError"):
+        fit_several(decoder, "2x18GiB", length=16, batch=8, cache=False)
 
 
 def test_the_nearest_miss_is_found_though_the_smallest_way_is_slow(
@@ -208,12 +227,10 @@ def test_the_nearest_miss_is_found_though_the_smallest_way_is_slow(
     monkeypatch.setattr(Search, "_facts", facts)
     found = fit_several(decoder, "2x2.5GiB", length=16, batch=8)
     assert not found.recipes and found.miss.way != SMALLEST
-    assert found.not_tried == ["LoRA, fsdp2, checkpointing, micro-batch 4"]
+    assert found.not_tried == ["LoRA, fsdp2, checkpointing, micro-batch 1, 2, 4"]
     assert "Nothing that was predicted fits. The nearest miss needs" in str(found)
     every = True
-    with pytest.raises(
-        ValueError, match="nothing was predicted in its time: LoRA, fsdp2, micro-batch 4"
-    ):
+    with pytest.raises(ValueError, match="^nothing was predicted, .* ask for shorter samples"):
         fit_several(decoder, "2x2.5GiB", length=16, batch=8)
 
 
@@ -322,7 +339,8 @@ def test_after_its_time_no_other_way_is_begun_and_it_says_so(decoder, by_formula
     clock = iter(range(0, 10**6, 400))
     monkeypatch.setattr(search_several.time, "monotonic", lambda: next(clock))
     found = fit_several(decoder, "2x18GiB", length=16, batch=8)
-    assert found.not_tried and "full, fsdp2" in found.not_tried
+    assert found.not_tried == [way.name for way in WAYS[1:] if not way.adapters]
+    assert "LoRA, ddp" in names(found)  # adapters have their own time
     assert f"Not predicted, since {SECONDS} s were over" in str(found)
     assert found.not_tried[0] in str(found).splitlines()[-1]
 
@@ -386,6 +404,21 @@ def test_the_command_answers_as_text_as_code_and_for_programs(decoder, by_formul
     assert (told["ranks"], told["batch"], row["fits"]) == (2, 8, True)
     assert row["name"] and row["sent"] == GIB and "DistributedDataParallel(" in row["code"]
     assert main([*asked[:-1], "2x2.5GiB"]) == 3
+
+
+def test_what_the_environment_says_of_workspaces_is_another_prediction(
+    decoder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(search_several.cache, "kept", lambda key, make: keys.append(key) or make())
+    monkeypatch.setattr(search_several, "predict_rank", lambda *_, **__: given)
+    monkeypatch.setattr(search_several, "facts_of", lambda _: "facts")
+    given = types.SimpleNamespace(note="")
+    keys: list[str] = []
+    search = Search(*ask_several(decoder, "2xT4", length=16), print, True, None, [])
+    for told in (":4096:8", ":16:8", ":4096:8"):
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", told)
+        assert search._facts(WAYS[0], 1, 1, 1) == "facts"
+    assert keys[0] == keys[2] != keys[1]
 
 
 def test_a_recipe_is_what_predict_says_of_its_settings(decoder, capsys):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import watch
 from .attempt import Attempt, Outcome
-from .words import KILLED, NO_REACTION, RANK_0
+from .words import KEEPER_ENDED, KILLED, RANK_0
 
 try:
     from . import apart
@@ -153,10 +153,10 @@ class Script:
             taken = (f"{n} {what}" for what, n in seen.items() if n and "updates" in what)
             did = "".join(f"took {updates}" for updates in taken) or "came to no end"
             place = _stood(printed, os.path.basename(self.path))
-            return f"{did} in {self.seconds:.0f} s {NO_REACTION}: {place}"
+            return f"{did} in {self.seconds:.0f} s and does not react: {place}"
         if end.keeper:
             name = signal.Signals(-end.status).name
-            return f"cannot be followed: the process that keeps it was ended by {name}"
+            return f"cannot be followed: {KEEPER_ENDED} {name}"
         if end.status == -signal.SIGKILL:
             return KILLED
         if end.status < 0:

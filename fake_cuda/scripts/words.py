@@ -19,8 +19,8 @@ RANK_0 = (
     "It was run as rank 0 of {}, as torchrun would run it. In a step its link carries {:,.0f} MiB, "
     "if cards stand in a ring; that takes time beside the step's or on top of it."
 )
-NO_REACTION = "and does not react"  # once its time is over
 KILLED = "was ended by SIGKILL, as the system does where this machine's memory runs out"
+KEEPER_ENDED = "the process that keeps it was ended by"
 SEVERAL_CARDS = "puts tensors on {}: one card is predicted, which is cuda:0"
 
 

@@ -1,178 +1,82 @@
 """Which way over several cards fits? Each is predicted as rank 0, least change first.
 
-A rank is predicted by the real wrappers (`ranks`): whole, or by those of few layers where these
-tell it to the byte. What cannot fit by its weights, or by what was predicted before, is left out,
-and of what trains the same the search ends with the first way that needs no saving.
+What cannot fit by its weights, or by what was predicted before, is left out, and of what trains the
+same the search ends with the first way that needs no saving.
 """
 
-import errno
-import functools
-import json
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from fake_cuda.ordered import workspace_told
-from fake_cuda.scripts.verdict import NOT_UPDATED, ONE_UPDATE, OVER
-from fake_cuda.scripts.words import KEEPER_ENDED, KILLED, RANK_0
-from fake_cuda.versions import chosen
-from helpers.hardware import GPU, data_file, gpu, supports
 from helpers.host import host_of
-from helpers.prediction import Prediction
-from helpers.runs import load
 
-from . import cache
-from .facts import Facts
 from .micro_batches import Known
-from .predictions import facts_of, no_progress
-from .question import Question, known_cards
-from .ranks import predict_rank, rank_script
-from .several import HELD, NOTHING, RANK, SECONDS, SMALLEST, WAYS, Recipe, Several, Way, ask_several
+from .predictions import no_progress
+from .rank_recipes import Ranks, TooLong
+from .several import NOTHING, SECONDS, SMALLEST, WAYS, Recipe, Several, Way, ask_several, cut_margin
 from .workers import Workers
 
-MIB = 2**20
-# What a rank's link carries stands only in what is said of a script, in these words: a prediction
-# has no field for it.
-BEFORE, AFTER = (RANK_0.split("{:,.0f}")[n] for n in (0, 1))
-CARRIES = re.compile(re.escape(BEFORE.split("{}")[1]) + r"([\d,]+)" + re.escape(AFTER))
-UNFINISHED = ONE_UPDATE, NOT_UPDATED.partition(":")[0]
-LATE = OVER.partition("{}")[2], "does not react", KILLED, KEEPER_ENDED  # why there is none at all
 
+class Late(NamedTuple):
+    """Micro-batches that may fit and were not predicted; whether their way was begun."""
 
-class TooLong(ValueError):
-    """A prediction was not ready in its time, or took more memory than this machine has."""
-
-
-@functools.cache
-def cut_margin() -> float:
-    """By how much 19 of 20 ranks of cut weights needed no more than was first predicted.
-
-    A share of the prediction, of memory that was reserved. The allocator's model knew one stream
-    then, and knows several since: so this is more than is needed, until other rows are blind.
-    """
-    keys = ["set", "run", "quantity"]
-    blind = load("blind_several_cards").merge(load("several_cards")[[*keys, "measured"]], on=keys)
-    blind = blind[blind["quantity"] == "reserved"]
-    return float((blind["measured"] / blind["predicted"]).quantile(0.95) - 1)
+    way: Way
+    micro_batches: list[int]
+    begun: bool = True
 
 
 @dataclass(frozen=True)
-class Search:
-    """The search for ways over so many cards; `say` is told of each prediction."""
-
-    asked: Question
-    ranks: int
-    say: Callable[[str], None]
-    keep: bool
-    host: float | str | None
-    seen: list[Recipe]  # all that was predicted
+class Search(Ranks):
+    """The search for ways over so many cards."""
 
     @property
-    def bf16(self) -> bool:
-        """Whether the card has it: ranks know no other 16 bits."""
-        return supports("bf16", self.asked.card)
+    def share(self) -> int:
+        """Samples of a step on each card."""
+        return self.asked.batch // self.ranks
 
-    def need(self, way: Way, reserved: float, card: GPU | None = None) -> int:
-        """Bytes that each card must hold, with the margin of its kind and the context."""
-        margin = cut_margin() if way.parallel == "fsdp2" else self.asked.margin
-        return replace(self.asked, margin=margin).need(reserved, card)
+    @property
+    def micro_batches(self) -> list[int]:
+        """Those into which the share divides."""
+        return [n for n in range(1, self.share + 1) if self.share % n == 0]
 
-    def recipe(self, way: Way, micro_batch: int) -> Recipe:
-        """A way predicted, with so many samples in a micro-batch."""
-        asked, accumulation = self.asked, self.asked.batch // self.ranks // micro_batch
-        # A third micro-batch finds what the second one found: two tell of all of them.
-        told = min(2, accumulation)
-        facts = self._facts(way, micro_batch, told, accumulation / told)
-        sent = MIB * float(CARRIES.search(facts.note)[1].replace(",", ""))
-        sent *= accumulation / told if way.parallel == "fsdp2" else 1  # the others send once a step
-        need = self.need(way, facts.peak_reserved)
-        able = [c for c in known_cards() if supports("bf16" if self.bf16 else "fp16", c)]
-        fits = [c.name for c in able if self.need(way, facts.peak_reserved, c) <= c.memory]
-        about = way.settings(micro_batch, accumulation, self.bf16)
-        rows = [p.shape[0] for p in asked.skeleton.parameters()] + [RANK] * way.adapters
-        even = all(n % self.ranks == 0 for n in rows)
-        found = Recipe(
-            way=way,
-            micro_batch=micro_batch,
-            accumulation=accumulation,
-            facts=facts,
-            need=need,
-            sent=sent,
-            seconds=self._seconds(facts.step_seconds, sent),
-            held=HELD[way.parallel][even],
-            smallest_card=fits[0] if fits else None,
-            code=rank_script(asked.workload, self.ranks, way.parallel, **about),
-        )
-        self.seen.append(found)
-        return found
+    @property
+    def known(self) -> Known:
+        """What was predicted, for what it tells of others."""
+        return Known(self.seen, self.ranks, self.share, self.asked.parameters, self.bf16)
 
-    def _facts(self, way: Way, micro_batch: int, told: int, times: float) -> Facts:
-        """The prediction with `told` micro-batches, its time that of so many times as many."""
-        asked, settings = self.asked, way.settings(micro_batch, told, self.bf16)
+    def may_fit(self, way: Way, numbers: list[int]) -> list[int]:
+        """Those that what was predicted does not exclude."""
+        room, known = self.asked.card.memory, self.known
+        return [n for n in numbers if self.need(way, known.least(way, n)) <= room]
 
-        def _made() -> Facts:
-            say = functools.partial(_said, self.say, way.of(micro_batch))
-            rank = asked.workload, asked.card.name, self.ranks, way.parallel
-            try:
-                found = predict_rank(*rank, host=self.host, say=say, **settings)
-            except (ValueError, OSError) as error:
-                no_memory = getattr(error, "errno", None) == errno.ENOMEM
-                if no_memory or any(words in str(error) for words in LATE):
-                    raise TooLong(str(error)) from error
-                raise
-            # Before the first update its link carries what no other step does.
-            if any(words in found.note for words in UNFINISHED):
-                raise TooLong(f"{way.name} was not predicted in the time that a script has")
-            return _stretched(facts_of(found), found, times)
-
-        if not self.keep:
-            return _made()
-        key = [asked.workload.config.to_dict(), asked.workload.length, self.ranks, way.parallel]
-        key += [settings, times, cache.code(), _script_code(), asked.card.name]
-        key += [asked.card.facts, host_of(self.host, gpu(asked.card.name))]
-        key += [workspace_told(), chosen().workspace_is_kept]  # which the environment decides
-        return cache.kept(json.dumps(key, default=str), _made)
-
-    def _seconds(self, computing: float, sent: float) -> dict[str, tuple[float, float]]:
-        """Of a step, by link of the card: all that travels hidden, and none."""
-        links = load("links").query("card == @self.asked.card.name")
-        rates = {row.link: row.both_ways_gb_s * 1e9 / 2 for row in links.itertuples()}
-        travel = {link: sent / rate for link, rate in rates.items()}
-        return {k: (max(computing, t), computing + t) for k, t in travel.items() if computing}
-
-    def fitting(self, way: Way) -> tuple[Recipe | None, str]:
-        """A way with the largest micro-batch that fits, or None; and the name of larger ones that
-        may fit and were not predicted in their time, or ""."""
-        share, room, best = self.asked.batch // self.ranks, self.asked.card.memory, None
-        known = Known(self.seen, self.ranks, share, self.asked.parameters, self.bf16)
-
-        def may_fit(numbers: list[int]) -> list[int]:
-            return [n for n in numbers if self.need(way, known.least(way, n)) <= room]
-
-        left: list[int] = [n for n in range(1, share + 1) if share % n == 0]
+    def fitting(self, way: Way) -> tuple[Recipe | None, list[int]]:
+        """A way with the largest micro-batch that fits, or None; and larger ones that may fit and
+        were not predicted in their time."""
+        share, room, best = self.share, self.asked.card.memory, None
+        left = self.micro_batches
         late: list[int] = []
-        while left := may_fit(left):
-            tried = self._next(way, left, known)
+        while left := self.may_fit(way, left):
+            tried = self._next(way, left)
             try:
                 found = self.recipe(way, tried)
             except TooLong:
-                # Others take as long, unless one of them was predicted in its time; all samples at
-                # once, where nothing is accumulated, take half of it.
+                # Others take as long; where one of them was predicted in its time, one more is
+                # tried. All samples at once, where nothing is accumulated, take half of it.
                 in_time = any(one.way == way and one.accumulation > 1 for one in self.seen)
+                in_time = in_time and not late
                 goes_on = [n for n in left if n != tried and (in_time or tried < n == share)]
                 late, left = late + [n for n in left if n not in goes_on], goes_on
                 continue
             fits = found.need <= room
             best = found if fits else best
             left, late = (_others(some, tried, share, fits) for some in (left, late))
-        late = may_fit(late)
-        return best, way.of(*sorted(late)) if late else ""
+        return best, sorted(late)
 
-    def _next(self, way: Way, left: list[int], known: Known) -> int:
+    def _next(self, way: Way, left: list[int]) -> int:
         """The largest micro-batch that seems to fit; where nothing tells, the largest if there is
         room beside the weights, else the smallest."""
-        room = self.asked.card.memory
+        room, known = self.asked.card.memory, self.known
         about = {n: known.about(way, n) for n in left}
         if None in about.values():
             tight = 2 * self.need(way, known.weights(way)) > room
@@ -180,8 +84,8 @@ class Search:
         fits = [n for n in left if self.need(way, about[n]) <= room]
         return max(fits, default=left[0])
 
-    def recipes(self, processes: int = 1) -> tuple[list[Recipe], list[str]]:
-        """Those that fit, and the names of what was not predicted in its time."""
+    def recipes(self, processes: int = 1) -> tuple[list[Recipe], list[Late]]:
+        """Those that fit, and what may and was not predicted in its time."""
         if processes < 2:
             halves = [self.half(False), self.half(True)]
         else:
@@ -192,36 +96,50 @@ class Search:
             self.seen.extend(seen)
         return sum((found for found, _, _ in halves), []), sum((left for _, left, _ in halves), [])
 
-    def half(self, adapters: bool) -> tuple[list[Recipe], list[str], list[Recipe]]:
-        """Of what trains adapters, or all weights: what fits, the fastest first; the names of what
-        was not predicted in its time; all that was predicted."""
+    def half(self, adapters: bool) -> tuple[list[Recipe], list[Late], list[Recipe]]:
+        """Of what trains adapters, or all weights: what fits, the fastest first; what may and was
+        not predicted in its time; all that was predicted."""
         own, began = replace(self, seen=[]), time.monotonic()
         found: list[Recipe] = []
-        left: list[str] = []
+        left: list[Late] = []
         for way in (way for way in WAYS if way.adapters == adapters):
             if any(r.way.parallel == way.parallel or _best(r) for r in found):
                 continue  # what follows saves memory, which is not short
             if time.monotonic() - began > SECONDS:
-                left.append(way.name)
+                left.append(Late(way, self.micro_batches, begun=False))
                 continue
-            fits, slow = own.fitting(way)
+            fits, late = own.fitting(way)
             found += [fits] if fits else []
-            left += [slow] if slow else []
+            left.append(Late(way, late))
+        left = [one._replace(micro_batches=own.may_fit(*one[:2])) for one in left]
+        left = [one for one in left if one.micro_batches]
         return sorted(found, key=lambda recipe: recipe.slowest), left, own.seen
 
-    def nearest(self, left: list[str]) -> Recipe:
-        """What needs least, where nothing of what was predicted fits: the smallest way is among
-        it, though a bound left it out or its time was over. `left` is what was not predicted."""
-        stands = any((one.way, one.micro_batch) == (SMALLEST, 1) for one in self.seen)
-        if not (stands or any(name.startswith(f"{SMALLEST.name}, ") for name in left)):
-            left[:] = [name for name in left if name != SMALLEST.name]
+    def smallest(self, left: list[Late]) -> tuple[list[Recipe], Recipe | None]:
+        """Where nothing fits: the smallest way, if its time was over or a bound left it out, which
+        may fit after all; else the nearest miss. `left` is what was not predicted."""
+        for late in [one for one in left if one.way == SMALLEST and not one.begun]:
+            left.remove(late)
+            best, numbers = self.fitting(SMALLEST)
+            left += [Late(SMALLEST, numbers)] if numbers else []
+            if best:
+                return [best], None
+        late = any(one.way == SMALLEST for one in left)
+        if not late and not any((r.way, r.micro_batch) == (SMALLEST, 1) for r in self.seen):
             try:
                 self.recipe(SMALLEST, 1)
             except TooLong:
-                left.append(SMALLEST.of(1))
+                left.append(Late(SMALLEST, [1]))
         if not self.seen:
             raise TooLong(NOTHING)
-        return min(self.seen, key=lambda recipe: recipe.need)
+        least = min(self.seen, key=lambda recipe: recipe.need)
+        fits = least.need <= self.asked.card.memory
+        return ([least], None) if fits else ([], least)
+
+    def named(self, left: list[Late]) -> list[str]:
+        """The names of what was not predicted: of ways, or of micro-batches of one."""
+        whole = self.micro_batches
+        return [way.of(*some) if begun and some != whole else way.name for way, some, begun in left]
 
 
 def _others(numbers: list[int], tried: int, share: int, fits: bool) -> list[int]:
@@ -233,28 +151,6 @@ def _others(numbers: list[int], tried: int, share: int, fits: bool) -> list[int]
 def _best(recipe: Recipe) -> bool:
     """Whether no way that saves more memory computes less."""
     return recipe.accumulation == 1 and not recipe.way.checkpointing
-
-
-def _said(say: Callable[[str], None], name: str, progress: str) -> None:
-    say(f"predicting {name}: {progress.partition(': ')[2]}")
-
-
-def _stretched(facts: Facts, found: Prediction, times: float) -> Facts:
-    """The time of so many times as many micro-batches: all of a step but its end is repeated."""
-    if times == 1 or not facts.step_seconds:
-        return facts
-    once = sum(found.time.phases.get(name, 0) for name in ("optimizer step", "between steps"))
-    scale = times * (1 - once) + once
-    seconds = {name: scale * getattr(facts, name) for name in ("step_seconds", "low", "high")}
-    return replace(facts, **seconds)
-
-
-@functools.cache
-def _script_code() -> str:
-    """A hash of what a rank's prediction depends on beside `cache.code`."""
-    root = data_file().parent
-    files = [*sorted((root / "fake_cuda" / "scripts").glob("*.py")), root / "examples/rank.jinja"]
-    return cache.digest("".join(file.read_text("utf-8") for file in files))
 
 
 def fit_several(
@@ -292,8 +188,6 @@ def fit_several(
     host_of(host, asked.card)  # what is wrong with it is said at once
     search = Search(asked, ranks, say, cache, host, [])
     recipes, left = search.recipes(processes)
-    miss = None if recipes else search.nearest(left)
-    if miss and miss.need <= asked.card.memory:  # which a bound had left out
-        recipes, miss = [miss], None
+    recipes, miss = (recipes, None) if recipes else search.smallest(left)
     shared = dict(asked=asked, ranks=ranks, cut_margin=cut_margin())
-    return Several(**shared, recipes=recipes, miss=miss, not_tried=left)
+    return Several(**shared, recipes=recipes, miss=miss, not_tried=search.named(left))

@@ -17,14 +17,15 @@ from fake_cuda.trace import CATEGORIES
 from helpers.hardware import GIB
 from helpers.prediction import CONTEXT
 from planned import saved_decoder
-from planner import search_several
+from planner import rank_recipes, search_several
 from planner.command import main
 from planner.facts import Facts
 from planner.micro_batches import Known
 from planner.question import Question
+from planner.rank_recipes import CARRIES, TooLong
 from planner.ranks import cut_as_asked
-from planner.search_several import CARRIES, Search, TooLong, cut_margin, fit_several
-from planner.several import SECONDS, SMALLEST, WAYS, ask_several
+from planner.search_several import Search, fit_several
+from planner.several import SECONDS, SMALLEST, WAYS, ask_several, cut_margin
 
 WEIGHTS = {"ddp": 16, "zero1": 12, "fsdp2": 6}  # GiB of what is kept, over two cards
 COMPUTES = 1.0  # seconds of a step
@@ -52,7 +53,7 @@ def by_formula(monkeypatch):
         used = dict.fromkeys(CATEGORIES, 0)
         used |= {"parameters": int(weights(way) * GIB), "activations": int(samples * GIB)}
         size = sum(used.values())
-        note = search_several.RANK_0.format(2, 1024)
+        note = rank_recipes.RANK_0.format(2, 1024)
         about = dict(step_seconds=seconds, low=seconds, high=seconds, note=note)
         return Facts(size, size, used, {"forward": size}, **about)
 
@@ -89,7 +90,7 @@ def as_facts(used: dict[str, int]) -> Facts:
     """What a prediction finds; a fuller card reserves less in vain."""
     size = sum(used.values())
     reserved = size + int(0.3 * GIB) if size < 20 * GIB else int(1.01 * size)
-    about = dict(step_seconds=1.0, low=1.0, high=1.0, note=search_several.RANK_0.format(2, 1))
+    about = dict(step_seconds=1.0, low=1.0, high=1.0, note=rank_recipes.RANK_0.format(2, 1))
     return Facts(size, reserved, used, {"forward": size}, **about)
 
 
@@ -123,7 +124,7 @@ def test_the_largest_micro_batch_that_fits_is_found_without_trying_all(decoder, 
     monkeypatch.setattr(Search, "_facts", facts)
     monkeypatch.setattr(Known, "weights", lambda known, way: GIB * weights(way))
     monkeypatch.setattr(Question, "parameters", WHOLE * GIB // 4)
-    monkeypatch.setattr(search_several, "rank_script", lambda *_, **__: "")
+    monkeypatch.setattr(rank_recipes, "rank_script", lambda *_, **__: "")
     usual, ranks = ask_several(decoder, "2x24GiB", length=16, batch=32)
     bounded = tries()
     monkeypatch.setattr(Known, "least", lambda known, way, _: known.weights(way))
@@ -135,7 +136,7 @@ def test_what_a_micro_batch_takes_at_least_it_takes(decoder, grows, monkeypatch)
     """By each other prediction of what computes the same, and by all of them."""
     monkeypatch.setattr(Known, "weights", lambda known, way: GIB * weights(way))
     monkeypatch.setattr(Search, "_facts", lambda s, way, n, *_: as_facts(of_a_rank(way, n, grows)))
-    monkeypatch.setattr(search_several, "rank_script", lambda *_, **__: "")
+    monkeypatch.setattr(rank_recipes, "rank_script", lambda *_, **__: "")
     search = Search(*ask_several(decoder, "2x24GiB", length=16, batch=32), print, False, None, [])
     every = [search.recipe(way, n) for way in WAYS for n in POWERS]
     for one in every:
@@ -151,43 +152,47 @@ def test_a_slow_prediction_takes_nothing_away_and_is_named(decoder, by_formula, 
 
     def recipe(search, way, micro_batch):
         tried.append(micro_batch)
-        if micro_batch in slow:
+        if {micro_batch, way.name} & slow:
             raise TooLong("it was not predicted")
         return given(search, way, micro_batch)
 
     def fitting(way, *not_in_time):
         slow.clear(), slow.update(not_in_time), tried.clear()
-        search = Search(*asked, print, False, None, [])
-        found, late = search.fitting(way)
+        found, late = Search(*asked, print, False, None, []).fitting(way)
         return found and found.micro_batch, late, list(tried)
 
     tried: list[int] = []
     monkeypatch.setattr(Search, "recipe", recipe)
     asked = ask_several(decoder, "2x18GiB", length=16, batch=8)
     _, zero1, fsdp2, *_ = WAYS  # of ZeRO-1 two samples fit, of FSDP2 all four at once
-    assert fitting(zero1, 2) == (1, "full, zero1, micro-batch 2", [1, 2])
-    assert fitting(fsdp2, 1, 2) == (4, "", [4])
+    assert fitting(zero1, 2) == (1, [2], [1, 2])
+    assert fitting(fsdp2, 1, 2) == (4, [], [4])
     # What is not done with two samples is not done with one, but may be with all of them.
-    assert fitting(zero1, 1, 2) == (None, "full, zero1, micro-batch 1, 2", [1, 4])
-    assert fitting(fsdp2, 1, 2, 4) == (None, "full, fsdp2, micro-batch 1, 2, 4", [4])
-    # But where one was done, others are.
+    assert fitting(zero1, 1, 2) == (None, [1, 2], [1, 4])
+    assert fitting(fsdp2, 1, 2, 4) == (None, [1, 2, 4], [4])
+    # But where one was done, one more is tried.
     asked = ask_several(decoder, "2x22GiB", length=16, batch=16)
-    assert fitting(zero1) == (4, "", [1, 4])
-    assert fitting(zero1, 4) == (2, "full, zero1, micro-batch 4", [1, 4, 2])
+    assert fitting(zero1) == (4, [], [1, 4])
+    assert fitting(zero1, 4) == (2, [4], [1, 4, 2])
+    assert fitting(zero1, 4, 2) == (1, [2, 4], [1, 4, 2])
     slow.clear()
     slow.add(1)
     found = fit_several(decoder, "2x14.2GiB", length=16, batch=8)
     assert found.recipes and "full, fsdp2, micro-batch 1, 2" in found.not_tried
+    # ZeRO-1 told afterwards that DDP would not fit.
+    slow.clear(), slow.add("full, ddp")
+    assert fit_several(decoder, "2x17.5GiB", length=16, batch=8).not_tried == []
 
 
 def ends_without_an_answer() -> list[Exception]:
-    """All that a script's process may end with, in its own words."""
+    """What a script's process ends with where its time is over, or the machine's memory."""
     script = Script(__file__, seconds=1)
     ends = [(None, False), (-9, False), (-9, True)]
     told = [script._ended(apart.Ended(status, keeper), "", {}) for status, keeper in ends]
     told.append(OVER.format("300 s"))
+    told += ["fails by itself: MemoryError", "fails by itself: [Errno 12] Cannot allocate memory"]
     found = [ValueError(f"the script for fsdp2 over 2 {text}") for text in told]
-    return [*found, OSError(12, "Cannot allocate memory")]
+    return [*found, OSError(12, "Cannot allocate memory"), MemoryError()]
 
 
 @pytest.mark.parametrize("error", ends_without_an_answer(), ids=lambda error: str(error)[24:60])
@@ -203,10 +208,10 @@ def test_what_was_found_stays_where_a_prediction_ends_without_an_answer(
         raise error
 
     monkeypatch.setattr(Search, "_facts", facts)
-    monkeypatch.setattr(search_several, "predict_rank", late)
+    monkeypatch.setattr(rank_recipes, "predict_rank", late)
     found = fit_several(decoder, "2x18GiB", length=16, batch=8, cache=False)
     assert {"full, zero1", "LoRA, ddp"} <= set(names(found)) and "full, fsdp2" not in names(found)
-    assert found.not_tried[0] == "full, fsdp2, micro-batch 1, 2, 4"
+    assert found.not_tried[0] == "full, fsdp2"
     assert "Not predicted" in str(found)
     error = ValueError("the script for fsdp2 over 2 fails by itself: KeyError")
     with pytest.raises(ValueError, match="KeyError"):
@@ -227,10 +232,10 @@ def test_the_nearest_miss_is_found_though_the_smallest_way_is_slow(
     monkeypatch.setattr(Search, "_facts", facts)
     found = fit_several(decoder, "2x2.5GiB", length=16, batch=8)
     assert not found.recipes and found.miss.way != SMALLEST
-    assert found.not_tried == ["LoRA, fsdp2, checkpointing, micro-batch 1, 2, 4"]
+    assert found.not_tried == ["LoRA, fsdp2, checkpointing"]
     assert "Nothing that was predicted fits. The nearest miss needs" in str(found)
     every = True
-    with pytest.raises(ValueError, match="^nothing was predicted, .* ask for shorter samples"):
+    with pytest.raises(ValueError, match="^nothing was predicted, .* ask for as many samples"):
         fit_several(decoder, "2x2.5GiB", length=16, batch=8)
 
 
@@ -341,6 +346,10 @@ def test_after_its_time_no_other_way_is_begun_and_it_says_so(decoder, by_formula
     found = fit_several(decoder, "2x18GiB", length=16, batch=8)
     assert found.not_tried == [way.name for way in WAYS[1:] if not way.adapters]
     assert "LoRA, ddp" in names(found)  # adapters have their own time
+    # What cannot fit is not named, and the smallest way is predicted where nothing fits.
+    found = fit_several(decoder, "2x4.5GiB", length=16, batch=16)
+    assert (names(found), found.not_tried) == ([SMALLEST.name], ["LoRA, fsdp2"])
+    assert found.recipes[0].micro_batch == 2
     assert f"Not predicted, since {SECONDS} s were over" in str(found)
     assert found.not_tried[0] in str(found).splitlines()[-1]
 
@@ -348,9 +357,9 @@ def test_after_its_time_no_other_way_is_begun_and_it_says_so(decoder, by_formula
 @pytest.mark.parametrize("note", (ONE_UPDATE, NOT_UPDATED.format("forward passes")))
 def test_a_prediction_that_came_to_no_end_is_none(decoder, monkeypatch, note):
     """With one update, what it sent at its start would count as a step's."""
-    given = search_several.predict_rank
+    given = rank_recipes.predict_rank
     told = lambda *a, **k: dataclasses.replace(given(*a, **k), note=note)  # noqa: E731
-    monkeypatch.setattr(search_several, "predict_rank", told)
+    monkeypatch.setattr(rank_recipes, "predict_rank", told)
     search = Search(*ask_several(decoder, "2xA100-80GB", length=16), print, False, None, [])
     with pytest.raises(TooLong, match="LoRA, fsdp2"):
         search.recipe(WAYS[-3], 1)
@@ -365,7 +374,7 @@ def test_each_way_is_one_that_ranks_know(way):
 
 
 def test_what_a_link_carries_is_read_from_what_is_said():
-    assert CARRIES.search("x " + search_several.RANK_0.format(8, 57086.2))[1] == "57,086"
+    assert CARRIES.search("x " + rank_recipes.RANK_0.format(8, 57086.2))[1] == "57,086"
 
 
 @pytest.mark.parametrize(
@@ -409,9 +418,9 @@ def test_the_command_answers_as_text_as_code_and_for_programs(decoder, by_formul
 def test_what_the_environment_says_of_workspaces_is_another_prediction(
     decoder, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(search_several.cache, "kept", lambda key, make: keys.append(key) or make())
-    monkeypatch.setattr(search_several, "predict_rank", lambda *_, **__: given)
-    monkeypatch.setattr(search_several, "facts_of", lambda _: "facts")
+    monkeypatch.setattr(rank_recipes.cache, "kept", lambda key, make: keys.append(key) or make())
+    monkeypatch.setattr(rank_recipes, "predict_rank", lambda *_, **__: given)
+    monkeypatch.setattr(rank_recipes, "facts_of", lambda _: "facts")
     given = types.SimpleNamespace(note="")
     keys: list[str] = []
     search = Search(*ask_several(decoder, "2xT4", length=16), print, True, None, [])

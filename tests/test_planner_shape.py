@@ -44,9 +44,8 @@ ARROWS = {
     "ranks": {"parts"},
     "several": {"techniques", "question", "facts"},
     "micro_batches": {"several"},
-    "search_several": set(
-        "question facts predictions cache ranks several micro_batches workers".split()
-    ),
+    "rank_recipes": set("question facts predictions cache ranks several".split()),
+    "search_several": set("predictions several micro_batches rank_recipes workers".split()),
     "prices": set(),
     "calibration": set(),
     "terminal": set(),

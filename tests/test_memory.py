@@ -66,8 +66,10 @@ def test_it_counts_too_where_torch_remembers_another_block_at_its_address():
         logged = [torch.empty(2**14) for _ in range(64)]
     addresses = {block.data_ptr() for block in logged}
     del logged  # not seen by a profiler, so that torch still has their sizes
-    held = [torch.empty(2**14) for _ in range(64)]
-    assert addresses & {block.data_ptr() for block in held}
+    held = [torch.empty(2**14)]
+    while held[-1].data_ptr() not in addresses and len(held) < 2**14:
+        held.append(torch.empty(2**14))
+    assert held[-1].data_ptr() in addresses
     with measure() as usage:
         del held
         again = tensor(6)
@@ -76,13 +78,16 @@ def test_it_counts_too_where_torch_remembers_another_block_at_its_address():
 
 
 def test_what_another_thread_frees_ends_where_its_address_is_given_again():
+    addresses: list[int] = []
     with measure() as usage:
-        for _ in range(64):
-            held = [torch.empty(2**14)]
+        while len(addresses) == len({*addresses}) < 2**12:
+            held = [tensor(1)]
+            addresses.append(held[0].data_ptr())
             other = threading.Thread(target=held.clear)
             other.start()
             other.join()
-    assert usage.peak_allocated < usage.start + MiB  # of 4 MiB, one after another
+    assert len({*addresses}) == len(addresses) - 1
+    assert usage.peak_allocated == usage.start + len({*addresses}) * MiB
 
 
 def test_views_count_once():

@@ -14,7 +14,18 @@ from helpers.host import host_of
 from .micro_batches import Known
 from .predictions import no_progress
 from .rank_recipes import Ranks, TooLong
-from .several import NOTHING, SECONDS, SMALLEST, WAYS, Recipe, Several, Way, ask_several, cut_margin
+from .several import (
+    NOTHING,
+    SECONDS,
+    SMALLEST,
+    WAYS,
+    WEIGHTS_ALONE,
+    Recipe,
+    Several,
+    Way,
+    ask_several,
+    cut_margin,
+)
 from .workers import Workers
 
 
@@ -51,8 +62,8 @@ class Search(Ranks):
         return [n for n in numbers if self.need(way, known.least(way, n)) <= room]
 
     def fitting(self, way: Way) -> tuple[Recipe | None, list[int]]:
-        """A way with the largest micro-batch that fits, or None; and larger ones that may fit and
-        were not predicted in their time."""
+        """A way with the largest micro-batch that fits, or None; and those that may fit and were
+        not predicted in their time, larger ones if there is one."""
         share, room, best = self.share, self.asked.card.memory, None
         left = self.micro_batches
         late: list[int] = []
@@ -111,9 +122,12 @@ class Search(Ranks):
             fits, late = own.fitting(way)
             found += [fits] if fits else []
             left.append(Late(way, late))
-        left = [one._replace(micro_batches=own.may_fit(*one[:2])) for one in left]
-        left = [one for one in left if one.micro_batches]
-        return sorted(found, key=lambda recipe: recipe.slowest), left, own.seen
+        return sorted(found, key=lambda recipe: recipe.slowest), own.still(left), own.seen
+
+    def still(self, left: list[Late]) -> list[Late]:
+        """What may fit by all that was predicted since."""
+        some = [one._replace(micro_batches=self.may_fit(*one[:2])) for one in left]
+        return [one for one in some if one.micro_batches]
 
     def smallest(self, left: list[Late]) -> tuple[list[Recipe], Recipe | None]:
         """Where nothing fits: the smallest way, if its time was over or a bound left it out, which
@@ -131,7 +145,8 @@ class Search(Ranks):
             except TooLong:
                 left.append(Late(SMALLEST, [1]))
         if not self.seen:
-            raise TooLong(NOTHING)
+            late = self.may_fit(SMALLEST, [1])
+            raise TooLong(NOTHING) if late else ValueError(WEIGHTS_ALONE)
         least = min(self.seen, key=lambda recipe: recipe.need)
         fits = least.need <= self.asked.card.memory
         return ([least], None) if fits else ([], least)
@@ -190,4 +205,4 @@ def fit_several(
     recipes, left = search.recipes(processes)
     recipes, miss = (recipes, None) if recipes else search.smallest(left)
     shared = dict(asked=asked, ranks=ranks, cut_margin=cut_margin())
-    return Several(**shared, recipes=recipes, miss=miss, not_tried=search.named(left))
+    return Several(**shared, recipes=recipes, miss=miss, not_tried=search.named(search.still(left)))

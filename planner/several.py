@@ -16,7 +16,10 @@ RANK = 16  # of adapters, as the recipes for one card have it
 
 NOTHING = (
     "nothing was predicted, since it takes more time or memory than a prediction has here: ask for "
-    "as many samples in a batch as there are cards, or again when this machine is less busy"
+    "a batch of as few samples as there are cards, or again when this machine is less busy"
+)
+WEIGHTS_ALONE = (
+    "nothing fits: the weights alone need more than a card has, name larger or more cards"
 )
 HELD = {  # by other ranks: where some weights do not divide evenly, and where all do
     "ddp": ("all ranks hold as much",) * 2,

@@ -234,8 +234,22 @@ def test_the_nearest_miss_is_found_though_the_smallest_way_is_slow(
     assert not found.recipes and found.miss.way != SMALLEST
     assert found.not_tried == ["LoRA, fsdp2, checkpointing"]
     assert "Nothing that was predicted fits. The nearest miss needs" in str(found)
+    # It tells that what computes the same does not fit, either.
+    monkeypatch.setattr(Search, "_facts", given)
+    search = Search(*ask_several(decoder, "2x2.5GiB", length=16, batch=8), print, False, None, [])
+    left = [search_several.Late(WAYS[-2], [1, 2, 4])]
+    monkeypatch.setattr(Known, "weights", lambda known, way: 0)
+    assert search.still(left) == left
+    search.recipe(WAYS[-2], 1)
+    assert search.still(left) == []
+    monkeypatch.setattr(Search, "_facts", facts)
     every = True
-    with pytest.raises(ValueError, match="^nothing was predicted, .* ask for as many samples"):
+    with pytest.raises(
+        ValueError, match="^nothing was predicted, .* ask for a batch of as few samples"
+    ):
+        fit_several(decoder, "2x2.5GiB", length=16, batch=8)
+    monkeypatch.setattr(Known, "weights", lambda known, way: 99 * GIB)
+    with pytest.raises(ValueError, match="^nothing fits: the weights alone need more"):
         fit_several(decoder, "2x2.5GiB", length=16, batch=8)
 
 

@@ -3,7 +3,8 @@
 A model of many equal layers does the same for each of them: its log is that of few layers in which
 some passages are repeated. Which ones, logs of three and of four layers tell: the second has each
 passage once more, right after the first time, and must have it twice to the last size, kind and
-operation. Whatever is not that regular is `Irregular`, and the deep run has to be done.
+operation. Whatever is not that regular is `Irregular`: then logs of four and of five layers are
+asked, and else the deep run has to be done.
 
 Not seen is a tensor that dies in the place of another one of its kind and size: then all bytes are
 the same at every moment, and the allocator alone, which knows addresses, may reserve otherwise.
@@ -18,6 +19,9 @@ from .passages import Irregular, Log, Passage, Rule, Seen, Token, cut, put_back,
 from .replay import Events
 
 SHALLOW = (3, 4)  # layers: the first one and the last one may be unlike those between them
+# Layers of one more run, where those do not tell: of a mixture dies a tensor of each layer after a
+# step, and something else happens after the third one.
+ONE_MORE = 5
 
 
 class Piece(NamedTuple):
@@ -28,13 +32,16 @@ class Piece(NamedTuple):
     repeated: bool
 
 
-def deeper(shallow: Sequence[Seen], layers: int, rules: Sequence[Rule] = ()) -> Seen:
-    """What a run of so many layers sees, from runs of `SHALLOW` layers.
+def deeper(
+    shallow: Sequence[Seen], layers: int, rules: Sequence[Rule] = (), first: int = SHALLOW[0]
+) -> Seen:
+    """What a run of so many layers sees, from two runs of few layers.
 
     Args:
-        shallow: what those runs have seen.
+        shallow: what those runs have seen, of which the second has one layer more.
         layers: how many the run has.
         rules: of the two runs and of the deep one, for what is not repeated with the layers.
+        first: layers of the first of the two.
 
     Raises:
         Irregular: they do not tell.
@@ -47,7 +54,7 @@ def deeper(shallow: Sequence[Seen], layers: int, rules: Sequence[Rule] = ()) -> 
         logs = [cut(log, rule) for log, rule in zip(logs, rules[:-1], strict=True)]
     phases = [list(_pieces(logs, borders)) for borders in _segments(logs)]
     pieces = [piece for phase in phases for piece in _begun_earlier(logs, phase)]
-    tokens = list(_Deep(logs, pieces, 1 + layers - SHALLOW[0]).tokens())
+    tokens = list(_Deep(logs, pieces, 1 + layers - first).tokens())
     return _written(put_back(tokens, rules[-1]) if rules else tokens, many)
 
 

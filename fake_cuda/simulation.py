@@ -13,7 +13,7 @@ from . import cost
 from .card import Card
 from .choices import cuda_choices, fake_modules
 from .compiled import Compiler, compiled
-from .depth import deeper
+from .depth import ONE_MORE, SHALLOW, deeper
 from .here import Here
 from .mode import OneMode
 from .passages import Irregular, Seen
@@ -58,9 +58,9 @@ def simulate(
             ones if not told.
         inside: what a script's process puts around its run, in all of its threads.
         compiler: who compiles there.
-        few: the same runs of models with `depth.SHALLOW` layers, where all layers are alike. If
-            the log follows from theirs, it is written, and `run` is not called. A `Script` has
-            its own.
+        few: the same runs of models with `depth.SHALLOW` layers, and with `depth.ONE_MORE` if
+            there is a third, where all layers are alike. If the log follows from two of theirs, it
+            is written, and `run` is not called. A `Script` has its own.
         layers: how many the model of `run` has, where there are `few`.
         log: whether to return what was seen, as `depth.deeper` takes it; without `few`.
         speed: keywords of `cost.step_time`: `host` and `repeat`.
@@ -110,8 +110,8 @@ def _deep(
 ) -> Simulation:
     """The simulation of a deep run by those of few layers; or `Irregular`, also where one of them
     fails: if the deep run does, too, its own error is the one to tell."""
-    seen = []
-    for run in few:
+    seen: list[Seen] = []
+    for run, depth in zip(few, (*SHALLOW, ONE_MORE), strict=False):
         trace = _trace(card, versions, False)
         try:
             found, kept = _run(run, trace, compiler)
@@ -119,7 +119,11 @@ def _deep(
             raise Irregular("one of few layers fails") from error
         seen.append(found)
         del kept
-    return _found(trace, card, deeper(seen, layers), False, speed)
+        if len(seen) > 1:
+            with suppress(Irregular):
+                whole = deeper(seen[-2:], layers, first=depth - 1)
+                return _found(trace, card, whole, False, speed)
+    raise Irregular("no two of few layers tell")
 
 
 def _deep_script(script: Script, card: Card, versions: Versions, speed: dict) -> Simulation:

@@ -133,7 +133,7 @@ def predict(
         host: how many seconds the card's computer needs for one operation: a number, "fast",
             "typical" or "slow". `onegpu calibrate` finds it by one small step, or by one that was
             timed, and what it found of this machine holds for its own card.
-        few: the workload with `fake_cuda.depth.SHALLOW` layers, which tell all if they are alike.
+        few: the workload with few layers, as many as `fake_cuda.simulate` takes, if all are alike.
         settings: keywords of `TrainingArguments`.
 
     Returns:

@@ -18,6 +18,7 @@ class Facts:
         limited_by: what the step waits for most.
         note: what was predicted otherwise than it was asked.
         forward: seconds of a step in which the card works in forward passes.
+        end: seconds of a step's end, the optimizer's and what follows.
     """
 
     peak_allocated: int
@@ -30,3 +31,4 @@ class Facts:
     limited_by: str = ""
     note: str = ""
     forward: float = 0.0
+    end: float = 0.0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fake_cuda.depth import SHALLOW
+from fake_cuda.depth import ONE_MORE, SHALLOW
 from fake_cuda.ordered import workspace_told
 from fake_cuda.versions import chosen
 from helpers import hardware
@@ -34,22 +34,25 @@ class Estimate(NamedTuple):
     need: float  # bytes, with margin and context
     seconds: float  # of a step
     again: float = 0.0  # seconds of the card to compute each layer once more; 0: nobody knows
+    end: float = 0.0  # seconds of a step's end, the optimizer's and what follows
 
 
 class Twin(NamedTuple):
     """What is asked of a twin: bytes at each phase's own peak, how much more the allocator holds
-    than the tensors take, seconds of a step, and of the card's work in forward passes."""
+    than the tensors take, seconds of a step, of the card's work in forward passes, and of a step's
+    end."""
 
     phases: dict[str, int]
     beyond: int
     seconds: float
     forward: float
+    end: float
 
     @classmethod
     def of(cls, facts: Facts) -> "Twin":
         """As predicted."""
         beyond = facts.peak_reserved - facts.peak_allocated
-        return cls(facts.phases, beyond, facts.step_seconds, facts.forward)
+        return cls(facts.phases, beyond, facts.step_seconds, facts.forward, facts.end)
 
     def moved(self, begin: "Twin", end: "Twin") -> "Twin":
         """As far from this one as one twin is from another one, but for what lies beyond tensors:
@@ -58,7 +61,8 @@ class Twin(NamedTuple):
             name: size + end.phases[name] - begin.phases[name] for name, size in self.phases.items()
         }
         seconds = self.seconds + end.seconds - begin.seconds
-        return Twin(phases, self.beyond, seconds, self.forward)
+        last = self.end + end.end - begin.end
+        return Twin(phases, self.beyond, seconds, self.forward, last)
 
 
 def no_progress(text: str) -> None:
@@ -177,7 +181,7 @@ class Predictions:
         if getattr(config, "num_hidden_layers", 0) < DEEP or not self.question.alike:
             return []
         kind = (getattr(config, "layer_types", None) or ["any"])[0]
-        few = [(kind,) * n for n in SHALLOW]
+        few = [(kind,) * n for n in (*SHALLOW, ONE_MORE)]
         return [self._workload(one, workload.length) for one in few if self._can_be_cut(one)]
 
     def _can_be_cut(self, layers: tuple) -> bool:
@@ -196,11 +200,14 @@ class Predictions:
         size = max(
             self._at_full_depth(*(twin.phases[name] for twin in found)) for name in found[0].phases
         )
-        seconds = self._at_full_depth(*(twin.seconds for twin in found))
+        seconds, end = (
+            self._at_full_depth(*(getattr(twin, name) for twin in found))
+            for name in ("seconds", "end")
+        )
         first, *one_more = (twin.forward for twin in found)
         by_layer = zip(self._kinds.values(), one_more, strict=False)  # none of the model itself
         again = sum(count * (more - first) for count, more in by_layer)
-        return Estimate(self.question.need(size + beyond), seconds, again)
+        return Estimate(self.question.need(size + beyond), seconds, again, end)
 
     def _twin(self, plan: Plan, micro_batch: int, layers: tuple, length: int) -> Twin:
         """A twin, predicted; of a plan with another optimizer than AdamW that of AdamW, changed by
@@ -284,4 +291,5 @@ def _times(prediction: Prediction, micro_batches: int) -> dict:
         "high": scale * time.high,
         "limited_by": time.limited_by,
         "forward": micro_batches * time.busy.get("forward", 0.0),
+        "end": once * time.step_seconds,
     }

@@ -155,14 +155,19 @@ class Kind:
         return all(technique.accumulates for technique in self.techniques)
 
     @property
+    def with_adamw(self) -> "Kind | None":
+        """Another kind that trains the same weights, by AdamW; None where there is none."""
+        rest = tuple(t for t in self.techniques if t not in (ADAMW_8BIT, ADAFACTOR, IN_BACKWARD))
+        alike = (kind for kind in KINDS if kind is not self and kind.techniques == rest)
+        return next(alike, None)
+
+    @property
     def plainer(self) -> "Kind | None":
         """The kind that differs by its optimizer alone, which is AdamW; None where there is none.
 
         Updates in backward are more than another optimizer.
         """
-        rest = tuple(t for t in self.techniques if t not in (ADAMW_8BIT, ADAFACTOR))
-        alike = (kind for kind in KINDS if kind is not self and kind.techniques == rest)
-        return next(alike, None)
+        return None if IN_BACKWARD in self.techniques else self.with_adamw
 
     def possible(self, precision: str) -> bool:
         """Whether a card can do it that computes in `precision`, "bf16" or "fp16"."""

@@ -26,9 +26,10 @@ def test_the_lines_of_two_twins_meet_the_full_prediction(name, tmp_path):
     shape = SHAPE | {"num_hidden_layers": 6, "hidden_size": 256}
     transformers.LlamaConfig(**shape, vocab_size=512).save_pretrained(tmp_path)
     found, plan = predictions(str(tmp_path), keep=False), Plan.named(name)
-    need, seconds, again = found.estimate(plan, 2)
+    need, seconds, again, end = found.estimate(plan, 2)
     full = found.predict(plan, 2)
     assert 0 < again < full.forward < seconds  # the layers', beside embeddings and the head
+    assert 0 < end < seconds and end == pytest.approx(full.end, rel=0.05)
     assert need == pytest.approx(found.question.need(full.peak_reserved), rel=0.02)
     assert seconds == pytest.approx(full.step_seconds, rel=0.05)
 
@@ -87,7 +88,7 @@ def test_layers_of_two_kinds_need_a_twin_for_each(tmp_path, monkeypatch):
         return real(self, plan, micro_batch, layers=layers, length=length)
 
     monkeypatch.setattr(Predictions, "predict", predict)
-    need, seconds, _ = found.estimate(lora, 2)
+    need, seconds, *_ = found.estimate(lora, 2)
     assert [len(layers) for layers in asked] == [2, 3, 3]  # and not six and twelve
     full = found.predict(lora, 2)
     assert need == pytest.approx(found.question.need(full.peak_reserved), rel=0.02)

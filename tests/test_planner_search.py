@@ -135,6 +135,34 @@ def test_ways_that_are_no_better_than_what_fits_are_not_asked_for(decoder, by_fo
         assert "LoRA, checkpointing" in asked
 
 
+@pytest.mark.parametrize("gpu", ("18GiB", "24GiB", "80GiB"))
+@pytest.mark.parametrize("end", (0.05, 0.6))
+def test_optimizers_that_cannot_be_faster_are_not_asked_for(
+    gpu, end, decoder, by_formula, monkeypatch
+):
+    """Of 8 bits only where the end of AdamW's step is long, Adafactor where AdamW does not fit."""
+    given = {"gpu": gpu, "length": 32, "batch": 8}
+    asked: set[str] = set()
+
+    def ended(self, plan, micro_batch, **options):
+        asked.add(plan.kind.name)
+        found = formula(self, plan, micro_batch, **options)
+        share = {"8-bit AdamW": 0.7, "Adafactor": 3.0}.get(plan.kind.name.rpartition(", ")[2], 1.0)
+        own = share * end * found.step_seconds
+        return dataclasses.replace(found, step_seconds=found.step_seconds + own, end=own)
+
+    monkeypatch.setattr(Predictions, "predict", ended)
+    some = fit(decoder, **given).recipes
+    if gpu == "80GiB":
+        assert ("full, 8-bit AdamW" in asked) == (end > 0.5)
+        assert ("full, 8-bit AdamW" in [one.kind for one in some]) == (end > 0.5)
+        assert not {"full, Adafactor", "full, Adafactor in backward"} & asked
+    with monkeypatch.context() as patch:
+        patch.setattr(Candidates, "likely", lambda self, kind, _: self.to_try(kind))
+        assert fit(decoder, **given).recipes == some
+    assert "full, Adafactor" in asked
+
+
 def test_a_kind_is_tried_again_where_the_faster_one_did_not_fit(decoder, by_formula, monkeypatch):
     """Adafactor is no faster than AdamW by its line; it is all that fits where that misled."""
     wanted = [r.kind for r in fit(decoder, "24GiB", length=32, batch=8).recipes]

@@ -4,7 +4,7 @@ A model of many equal layers does the same for each of them: its log is that of 
 some passages are repeated. Which ones, logs of three and of four layers tell: the second has each
 passage once more, right after the first time, and must have it twice to the last size, kind and
 operation. Whatever is not that regular is `Irregular`: then logs of four and of five layers are
-asked, and else the deep run has to be done.
+asked, but for a script, and else the deep run has to be done.
 
 Not seen is a tensor that dies in the place of another one of its kind and size: then all bytes are
 the same at every moment, and the allocator alone, which knows addresses, may reserve otherwise.

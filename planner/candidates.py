@@ -40,9 +40,10 @@ CHUNKED = 0.99
 # with gates.
 RECOMPUTED = 2 / 3
 SLOWER = {CHECKPOINTING, ON_THE_HOST, CHUNKED_LOSS}  # techniques: they do more, and save memory
-# What another optimizer takes at least of the seconds that AdamW takes at a step's end. Of 179,305
-# pairs in data/atlas, the same but for the optimizer, where that end was a hundredth of the step or
-# more, AdamW of 8 bits took 0.64 of it in the best case; Adafactor took longer in all of 331,452.
+# What another optimizer takes at least of the seconds that AdamW takes at a step's end. With states
+# of 8 bits it moves 20 bytes a weight, and AdamW 28. Of 179,305 pairs in data/atlas that differ by
+# it alone, whose end is a hundredth of the step or more, the least is 0.64, where tenths of a
+# percent are kept of a step. Adafactor took longer in all of 331,452, also in backward.
 OF_ADAMW = {ADAMW_8BIT: 0.6, ADAFACTOR: 1.0}
 TRIES = 3  # full predictions of a kind, a few seconds each; the first one nearly always fits
 
@@ -86,7 +87,7 @@ class Candidates:
     """What may fit a question's card, by what is predicted of twins."""
 
     predictions: Predictions
-    lines: dict[Kind, dict[Way, Line]] = field(default_factory=dict, init=False, repr=False)
+    lines: dict = field(default_factory=dict, init=False, repr=False)  # of a kind, by its ways
 
     @property
     def question(self) -> Question:
@@ -145,21 +146,19 @@ class Candidates:
         batch, room = self.question.batch, self.question.card.memory
         found: list[Candidate] = []
         lines: dict[Way, Line] = {}
-        by_adamw = self.lines.get(kind.with_adamw, {})  # of what is asked already
-        spared = 1 - min((OF_ADAMW.get(one, 1.0) for one in kind.techniques), default=1.0)
         in_doubt = False  # whether a way does not fit, so that the one that saves most may not
         # Where the weights leave much room, what saves most is asked for only if less does not fit.
         tight = TIGHT * room < self._least(kind)
-        for way in self.question.ways() if not tight or self.may_fit(kind) else []:
+        ways = self.question.ways() if not tight or self.may_fit(kind) else []
+        for number, way in enumerate(ways):
             fitting = min((one.seconds for one in found if one.need <= room), default=math.inf)
             if fitting < math.inf and ON_THE_HOST in way.techniques:
                 break  # that is slower than what fits
             least = _least_seconds(way, lines, batch)
-            least = max(least, _least_seconds(way, by_adamw, batch, spared))
             if not slower and (fitting <= AS_FAST * least or limit <= least):
-                if way in by_adamw and by_adamw[way].need_of(batch) <= room:
-                    break  # this kind needs less: it would fit, and what follows saves memory
                 continue
+            if not slower and self._adamw_is_as_fast(kind, ways[number:], limit):
+                break
             if in_doubt and not self.may_fit(kind):
                 break
             line = lines[way] = self.line(Plan(kind, way))
@@ -170,6 +169,18 @@ class Candidates:
                 # run of one card tells, so they are not taken for that.
                 break
         return _in_order(found)
+
+    def _adamw_is_as_fast(self, kind: Kind, ways: list[Way], limit: float) -> bool:
+        """Whether a kind takes the `limit` of seconds or more on all ways that are left, by what is
+        known of the same weights with AdamW."""
+        lines, batch = self.lines.get(kind.with_adamw, {}), self.question.batch
+        takes = min((OF_ADAMW[one] for one in kind.techniques if one in OF_ADAMW), default=1.0)
+        least = [_least_seconds(way, lines, batch, spared=1 - takes) for way in ways]
+        first = lines.get(ways[0])
+        if first and first.need_of(batch) <= self.question.card.memory:
+            # This kind needs less and would fit as well; then no other way is looked at.
+            return limit <= least[0]
+        return all(limit <= one for one in least)
 
     def _on(self, line: Line, plan: Plan) -> list[Candidate]:
         """Each micro-batch of a line that may fit."""

@@ -19,6 +19,8 @@ class Facts:
         note: what was predicted otherwise than it was asked.
         forward: seconds of a step in which the card works in forward passes.
         end: seconds of a step's end, the optimizer's and what follows.
+
+    Where an answer is recorded, nobody knows the last two: they are 0.
     """
 
     peak_allocated: int

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -182,7 +183,7 @@ class Predictions:
             return []
         kind = (getattr(config, "layer_types", None) or ["any"])[0]
         few = [(kind,) * n for n in (*SHALLOW, ONE_MORE)]
-        return [self._workload(one, workload.length) for one in few if self._can_be_cut(one)]
+        return [self._workload(one, workload.length) for one in takewhile(self._can_be_cut, few)]
 
     def _can_be_cut(self, layers: tuple) -> bool:
         """Whether the model's configuration can say such layers: some compute theirs."""

@@ -74,6 +74,7 @@ class Search:
         # What trains all weights has to be faster than what does so with less change.
         rivals = [kind for kind in KINDS if not kind.adapters]
         others = [[kind] for kind in KINDS if kind.adapters]
+        _ = self.candidates  # which threads would make side by side
         return sum(self.predictions.each(self._fastest, [rivals, *others]), [])
 
     def _fastest(self, kinds: list[Kind]) -> list[Recipe]:
@@ -126,6 +127,7 @@ class Search:
 
     def smallest(self) -> list[Recipe]:
         """Of each kind that fits what needs least, whatever that takes in time."""
+        _ = self.candidates  # which threads would make side by side
         found = filter(None, self.predictions.each(self._smallest, list(KINDS)))
         return [recipe for recipe in found if recipe.need <= self.question.card.memory]
 

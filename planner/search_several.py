@@ -19,7 +19,7 @@ from .several import (
     SECONDS,
     SMALLEST,
     WAYS,
-    WEIGHTS_ALONE,
+    WEIGHTS,
     Recipe,
     Several,
     Way,
@@ -63,7 +63,7 @@ class Search(Ranks):
 
     def fitting(self, way: Way) -> tuple[Recipe | None, list[int]]:
         """A way with the largest micro-batch that fits, or None; and those that may fit and were
-        not predicted in their time, larger ones if there is one."""
+        not predicted in their time: where one fits, only larger ones."""
         share, room, best = self.share, self.asked.card.memory, None
         left = self.micro_batches
         late: list[int] = []
@@ -138,15 +138,15 @@ class Search(Ranks):
             left += [Late(SMALLEST, numbers)] if numbers else []
             if best:
                 return [best], None
-        late = any(one.way == SMALLEST for one in left)
-        if not late and not any((r.way, r.micro_batch) == (SMALLEST, 1) for r in self.seen):
+        begun = any(one.way == SMALLEST for one in left)
+        if not begun and not any((r.way, r.micro_batch) == (SMALLEST, 1) for r in self.seen):
             try:
                 self.recipe(SMALLEST, 1)
             except TooLong:
                 left.append(Late(SMALLEST, [1]))
         if not self.seen:
-            late = self.may_fit(SMALLEST, [1])
-            raise TooLong(NOTHING) if late else ValueError(WEIGHTS_ALONE)
+            may_fit = self.may_fit(SMALLEST, [1])
+            raise TooLong(NOTHING) if may_fit else ValueError(WEIGHTS)
         least = min(self.seen, key=lambda recipe: recipe.need)
         fits = least.need <= self.asked.card.memory
         return ([least], None) if fits else ([], least)

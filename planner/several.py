@@ -18,8 +18,9 @@ NOTHING = (
     "nothing was predicted, since it takes more time or memory than a prediction has here: ask for "
     "a batch of as few samples as there are cards, or again when this machine is less busy"
 )
-WEIGHTS_ALONE = (
-    "nothing fits: the weights alone need more than a card has, name larger or more cards"
+WEIGHTS = (
+    "nothing fits: the weights, with a margin and a CUDA context, need more than a card has: name "
+    "larger or more cards"
 )
 HELD = {  # by other ranks: where some weights do not divide evenly, and where all do
     "ddp": ("all ranks hold as much",) * 2,

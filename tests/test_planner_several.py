@@ -234,7 +234,7 @@ def test_the_nearest_miss_is_found_though_the_smallest_way_is_slow(
     assert not found.recipes and found.miss.way != SMALLEST
     assert found.not_tried == ["LoRA, fsdp2, checkpointing"]
     assert "Nothing that was predicted fits. The nearest miss needs" in str(found)
-    # It tells that what computes the same does not fit, either.
+    # What is known not to fit is not named.
     monkeypatch.setattr(Search, "_facts", given)
     search = Search(*ask_several(decoder, "2x2.5GiB", length=16, batch=8), print, False, None, [])
     left = [search_several.Late(WAYS[-2], [1, 2, 4])]
@@ -249,7 +249,7 @@ def test_the_nearest_miss_is_found_though_the_smallest_way_is_slow(
     ):
         fit_several(decoder, "2x2.5GiB", length=16, batch=8)
     monkeypatch.setattr(Known, "weights", lambda known, way: 99 * GIB)
-    with pytest.raises(ValueError, match="^nothing fits: the weights alone need more"):
+    with pytest.raises(ValueError, match="^nothing fits: the weights, with a margin"):
         fit_several(decoder, "2x2.5GiB", length=16, batch=8)
 
 
@@ -366,6 +366,14 @@ def test_after_its_time_no_other_way_is_begun_and_it_says_so(decoder, by_formula
     assert found.recipes[0].micro_batch == 2
     assert f"Not predicted, since {SECONDS} s were over" in str(found)
     assert found.not_tried[0] in str(found).splitlines()[-1]
+    # What is named is asked for once more when the smallest way was predicted.
+    still, last = (
+        Search.still,
+        lambda search: [one.way for one in search.seen if one.way == SMALLEST],
+    )
+    given = lambda search, left: [] if last(search) else still(search, left)  # noqa: E731
+    monkeypatch.setattr(Search, "still", given)
+    assert fit_several(decoder, "2x4.5GiB", length=16, batch=16).not_tried == []
 
 
 @pytest.mark.parametrize("note", (ONE_UPDATE, NOT_UPDATED.format("forward passes")))

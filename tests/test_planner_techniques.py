@@ -29,6 +29,17 @@ def test_kinds_that_differ_by_their_optimizer_alone():
     }
 
 
+def test_kinds_of_the_same_weights_with_adamw():
+    found = {kind.name: kind.with_adamw.name for kind in KINDS if kind.with_adamw}
+    assert found == {
+        "full, 8-bit AdamW": "full",
+        "full, Adafactor": "full",
+        "full, Adafactor in backward": "full",
+        "full in bf16, 8-bit AdamW": "full in bf16",
+        "full in bf16, Adafactor in backward": "full in bf16",
+    }
+
+
 def test_what_changes_a_model_has_its_place_in_the_order():
     assert {t for t in ALL if t.model} == set(CHANGE_THE_MODEL)
     changes = Plan.named("QLoRA, chunked loss").model_changes()

@@ -40,11 +40,12 @@ CHUNKED = 0.99
 # with gates.
 RECOMPUTED = 2 / 3
 SLOWER = {CHECKPOINTING, ON_THE_HOST, CHUNKED_LOSS}  # techniques: they do more, and save memory
-# What another optimizer takes at least of the seconds that AdamW takes at a step's end. With states
-# of 8 bits it moves 20 bytes a weight, and AdamW 28. Of 179,305 pairs in data/atlas that differ by
-# it alone, whose end is a hundredth of the step or more, the least is 0.64, where tenths of a
-# percent are kept of a step. Adafactor took longer in all of 331,452, also in backward.
-OF_ADAMW = {ADAMW_8BIT: 0.6, ADAFACTOR: 1.0}
+# What another optimizer takes at least of the seconds that AdamW takes at a step's end, in which it
+# moves 28 bytes of each float32 weight. With states of 8 bits it moves 16 or more, 0.57 of them;
+# 20 are counted here, where the gradient is taken for written. Of 179,305 pairs in data/atlas that
+# differ by it alone, and whose end is a hundredth of the step or more, the least is 0.64, where a
+# step is kept to a tenth of a percent. Adafactor took longer in all of 331,452, also in backward.
+OF_ADAMW = {ADAMW_8BIT: 0.55, ADAFACTOR: 1.0}
 TRIES = 3  # full predictions of a kind, a few seconds each; the first one nearly always fits
 
 
@@ -87,7 +88,7 @@ class Candidates:
     """What may fit a question's card, by what is predicted of twins."""
 
     predictions: Predictions
-    lines: dict = field(default_factory=dict, init=False, repr=False)  # of a kind, by its ways
+    lines: dict[Kind, dict[Way, Line]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def question(self) -> Question:
@@ -157,7 +158,7 @@ class Candidates:
             least = _least_seconds(way, lines, batch)
             if not slower and (fitting <= AS_FAST * least or limit <= least):
                 continue
-            if not slower and self._adamw_is_as_fast(kind, ways[number:], limit):
+            if not slower and self._cannot_win(kind, ways[number:], limit):
                 break
             if in_doubt and not self.may_fit(kind):
                 break
@@ -170,15 +171,15 @@ class Candidates:
                 break
         return _in_order(found)
 
-    def _adamw_is_as_fast(self, kind: Kind, ways: list[Way], limit: float) -> bool:
-        """Whether a kind takes the `limit` of seconds or more on all ways that are left, by what is
-        known of the same weights with AdamW."""
+    def _cannot_win(self, kind: Kind, ways: list[Way], limit: float) -> bool:
+        """Whether no way of a kind that would still be looked at takes less than the `limit` of
+        seconds, by what is known of the same weights with AdamW."""
         lines, batch = self.lines.get(kind.with_adamw, {}), self.question.batch
         takes = min((OF_ADAMW[one] for one in kind.techniques if one in OF_ADAMW), default=1.0)
         least = [_least_seconds(way, lines, batch, spared=1 - takes) for way in ways]
         first = lines.get(ways[0])
-        if first and first.need_of(batch) <= self.question.card.memory:
-            # This kind needs less and would fit as well; then no other way is looked at.
+        if kind.plainer and first and first.need_of(batch) <= self.question.card.memory:
+            # With another optimizer alone it needs less, and fits: then no other way is looked at.
             return limit <= least[0]
         return all(limit <= one for one in least)
 

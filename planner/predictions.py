@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -183,7 +182,9 @@ class Predictions:
             return []
         kind = (getattr(config, "layer_types", None) or ["any"])[0]
         few = [(kind,) * n for n in (*SHALLOW, ONE_MORE)]
-        return [self._workload(one, workload.length) for one in takewhile(self._can_be_cut, few)]
+        if not all(map(self._can_be_cut, few)):
+            return []
+        return [self._workload(one, workload.length) for one in few]
 
     def _can_be_cut(self, layers: tuple) -> bool:
         """Whether the model's configuration can say such layers: some compute theirs."""

@@ -15,12 +15,12 @@ SECONDS = 600  # of all weights, and of adapters: no other way of it is begun th
 RANK = 16  # of adapters, as the recipes for one card have it
 
 NOTHING = (
-    "nothing was predicted, since it takes more time or memory than a prediction has here: ask for "
-    "a batch of as few samples as there are cards, or again when this machine is less busy"
+    "nothing was predicted, since each prediction took more time or memory than it has here: ask "
+    "for a batch of as few samples as there are cards, or again when this machine is less busy"
 )
 WEIGHTS = (
-    "nothing fits: the weights, with a margin and a CUDA context, need more than a card has: name "
-    "larger or more cards"
+    "nothing fits, for the weights, with a margin and a CUDA context, need more than a card has: "
+    "name larger or more cards"
 )
 HELD = {  # by other ranks: where some weights do not divide evenly, and where all do
     "ddp": ("all ranks hold as much",) * 2,

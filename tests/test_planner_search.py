@@ -141,13 +141,17 @@ OPTIMIZERS = {"8-bit AdamW": 0.72, "Adafactor": 3.0, "Adafactor in backward": 3.
 @pytest.mark.parametrize(
     ("gpu", "end", "liger", "asked_for"),
     [
-        ("80GiB", 0.05, 1.0, []),
-        ("80GiB", 0.4, 1.0, ["8-bit AdamW"]),
-        ("24GiB", 0.05, 1.0, []),  # with fewer samples in a micro-batch
+        ("80GiB", 0.05, None, []),
+        ("80GiB", 0.4, None, ["8-bit AdamW"]),
+        # What works in backward may need more than AdamW, and with Liger's kernels nobody knows how
+        # fast it is.
+        ("80GiB", 0.05, 1.0, ["Adafactor in backward"]),
+        ("24GiB", 0.05, 1.0, []),  # with fewer samples in a micro-batch, of both
         ("12GiB", 0.05, 1.0, [*OPTIMIZERS]),  # AdamW does not fit
         # AdamW fits with Liger's kernels alone, with 8 bits without, and then no other way is
         # looked at, though it would be fast enough.
         ("28GiB", 0.33, 0.88, ["8-bit AdamW"]),
+        ("28GiB", 0.05, 0.99, []),
     ],
 )
 def test_optimizers_that_cannot_be_faster_are_not_asked_for(
@@ -161,14 +165,17 @@ def test_optimizers_that_cannot_be_faster_are_not_asked_for(
         found = formula(self, plan, micro_batch, **options)
         takes = OPTIMIZERS.get(plan.kind.name.rpartition(", ")[2], 1.0)
         seconds, last = found.step_seconds, takes * end * found.step_seconds
-        seconds *= (1 - end) * (liger if LIGER in plan.techniques else 1)
+        seconds *= (1 - end) * (liger if liger and LIGER in plan.techniques else 1)
         return dataclasses.replace(found, step_seconds=seconds + last, end=last)
 
     given = {"gpu": gpu, "length": 16, "batch": 8}
     monkeypatch.setattr(Predictions, "predict", ended)
+    if liger is None:
+        without = [way for way in WAYS if LIGER not in way.techniques]
+        monkeypatch.setattr(Question, "ways", lambda asked: without)
     some = fit(decoder, **given).recipes
     assert [name for name in OPTIMIZERS if f"full, {name}" in asked] == asked_for
-    if gpu == "28GiB":
+    if gpu == "28GiB" and end > 0.3:
         assert some[0].name == "full, Liger kernels" and "full, 8-bit AdamW" not in str(some)
     with monkeypatch.context() as patch:
         patch.setattr(Candidates, "likely", lambda self, kind, _: self.to_try(kind))

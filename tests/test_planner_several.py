@@ -249,7 +249,7 @@ def test_the_nearest_miss_is_found_though_the_smallest_way_is_slow(
     ):
         fit_several(decoder, "2x2.5GiB", length=16, batch=8)
     monkeypatch.setattr(Known, "weights", lambda known, way: 99 * GIB)
-    with pytest.raises(ValueError, match="^nothing fits: the weights, with a margin"):
+    with pytest.raises(ValueError, match="^nothing fits, for the weights, with a margin"):
         fit_several(decoder, "2x2.5GiB", length=16, batch=8)
 
 
@@ -366,13 +366,13 @@ def test_after_its_time_no_other_way_is_begun_and_it_says_so(decoder, by_formula
     assert found.recipes[0].micro_batch == 2
     assert f"Not predicted, since {SECONDS} s were over" in str(found)
     assert found.not_tried[0] in str(found).splitlines()[-1]
-    # What is named is asked for once more when the smallest way was predicted.
-    still, last = (
-        Search.still,
-        lambda search: [one.way for one in search.seen if one.way == SMALLEST],
-    )
-    given = lambda search, left: [] if last(search) else still(search, left)  # noqa: E731
-    monkeypatch.setattr(Search, "still", given)
+    # What is named is checked again after the smallest way was predicted.
+    still = Search.still
+
+    def excludes_all(search, left):
+        return [] if any(one.way == SMALLEST for one in search.seen) else still(search, left)
+
+    monkeypatch.setattr(Search, "still", excludes_all)
     assert fit_several(decoder, "2x4.5GiB", length=16, batch=16).not_tried == []
 
 

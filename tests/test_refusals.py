@@ -59,7 +59,7 @@ ASKED_WRONGLY = (
     "{} holds damaged weights",
     "each micro-batch would be a step of its own",
     "--must-fit asks whether a card holds it",
-    "nothing fits: the weights, with a margin",
+    "nothing fits, for the weights, with a margin",
     "--{} goes with --parallel",
     "{} is no number of cards",
     "{} is not several cards",

@@ -20,16 +20,7 @@ def test_every_technique_is_used_and_every_combination_has_its_name():
         Plan.named("8-bit LoRA")
 
 
-def test_kinds_that_differ_by_their_optimizer_alone():
-    found = {kind.name: kind.plainer.name for kind in KINDS if kind.plainer}
-    assert found == {
-        "full, 8-bit AdamW": "full",
-        "full, Adafactor": "full",
-        "full in bf16, 8-bit AdamW": "full in bf16",
-    }
-
-
-def test_kinds_of_the_same_weights_with_adamw():
+def test_kinds_of_the_same_weights_with_adamw_and_by_another_optimizer_alone():
     found = {kind.name: kind.with_adamw.name for kind in KINDS if kind.with_adamw}
     assert found == {
         "full, 8-bit AdamW": "full",
@@ -38,6 +29,8 @@ def test_kinds_of_the_same_weights_with_adamw():
         "full in bf16, 8-bit AdamW": "full in bf16",
         "full in bf16, Adafactor in backward": "full in bf16",
     }
+    for kind in KINDS:
+        assert kind.plainer is (None if "in backward" in kind.name else kind.with_adamw)
 
 
 def test_what_changes_a_model_has_its_place_in_the_order():

@@ -4,7 +4,7 @@ A model of many equal layers does the same for each of them: its log is that of 
 some passages are repeated. Which ones, logs of three and of four layers tell: the second has each
 passage once more, right after the first time, and must have it twice to the last size, kind and
 operation. Whatever is not that regular is `Irregular`: then, but for a script, logs of four and of
-five layers are tried, and if these do not tell either, the deep run has to be done.
+five layers are tried, and of five and of six; if none of them tells, the deep run has to be done.
 
 Not seen is a tensor that dies in the place of another one of its kind and size: then all bytes are
 the same at every moment, and the allocator alone, which knows addresses, may reserve otherwise.
@@ -19,9 +19,10 @@ from .passages import Irregular, Log, Passage, Rule, Seen, Token, cut, put_back,
 from .replay import Events
 
 SHALLOW = (3, 4)  # layers: the first one and the last one may be unlike those between them
-# Layers of one more run, where those do not tell: in a mixture a tensor of each layer dies after a
-# step, and something else happens after the third one.
-ONE_MORE = 5
+# Layers of further runs, while those before do not tell. In a mixture a tensor of each layer dies
+# after a step, and something else happens after the third one; and of four layers a size may be by
+# chance that of something else: norms of eight weights in each take 128 bytes.
+MORE = (5, 6)
 
 
 class Piece(NamedTuple):

@@ -13,7 +13,7 @@ from . import cost
 from .card import Card
 from .choices import cuda_choices, fake_modules
 from .compiled import Compiler, compiled
-from .depth import ONE_MORE, SHALLOW, deeper
+from .depth import MORE, SHALLOW, deeper
 from .here import Here
 from .mode import OneMode
 from .passages import Irregular, Seen
@@ -58,9 +58,9 @@ def simulate(
             ones if not told.
         inside: what a script's process puts around its run, in all of its threads.
         compiler: who compiles there.
-        few: the same runs of models with `depth.SHALLOW` layers, and with `depth.ONE_MORE` if
-            there is a third, where all layers are alike. If the log follows from two of theirs, it
-            is written, and `run` is not called. A `Script` has its own.
+        few: the same runs of models with `depth.SHALLOW` layers, and of `depth.MORE` as many as
+            there are, where all layers are alike. If the log follows from two of theirs, it is
+            written, and `run` is not called. A `Script` has its own.
         layers: how many the model of `run` has, where there are `few`.
         log: whether to return what was seen, as `depth.deeper` takes it; without `few`.
         speed: keywords of `cost.step_time`: `host` and `repeat`.
@@ -111,7 +111,7 @@ def _deep(
     """The simulation of a deep run by those of few layers; or `Irregular`, also where one of them
     fails: if the deep run does, too, its own error is the one to tell."""
     seen: list[Seen] = []
-    for run, depth in zip(few, (*SHALLOW, ONE_MORE), strict=False):
+    for run, depth in zip(few, SHALLOW + MORE, strict=False):
         trace = _trace(card, versions, False)
         try:
             found, kept = _run(run, trace, compiler)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fake_cuda.depth import ONE_MORE, SHALLOW
+from fake_cuda.depth import MORE, SHALLOW
 from fake_cuda.ordered import workspace_told
 from fake_cuda.versions import chosen
 from helpers import hardware
@@ -181,7 +181,7 @@ class Predictions:
         if getattr(config, "num_hidden_layers", 0) < DEEP or not self.question.alike:
             return []
         kind = (getattr(config, "layer_types", None) or ["any"])[0]
-        few = [(kind,) * n for n in (*SHALLOW, ONE_MORE)]
+        few = [(kind,) * n for n in SHALLOW + MORE]
         if not all(map(self._can_be_cut, few)):
             return []
         return [self._workload(one, workload.length) for one in few]

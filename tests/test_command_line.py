@@ -1,7 +1,9 @@
 """`onegpu`: JSON, text, and one sentence with exit status 2 for bad input."""
 
+import argparse
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -15,6 +17,7 @@ import transformers
 
 from helpers import workloads
 from planned import saved_decoder
+from planner import finding
 from planner.command import Progress, main, setting
 from planner.facts import Facts
 from planner.predictions import Predictions
@@ -212,6 +215,22 @@ def test_fit(monkeypatch, capsys, tmp_path):
     assert row["kind"] == row["name"] == "full" and row["facts"]["limited_by"] == "it"
     status, out, _ = command(capsys, *asked, "--gpu", "1.5GiB")
     assert status == 3 and "nearest miss" in out
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_a_search_compiles_nothing_and_other_code_does_as_before(before, monkeypatch):
+    name = finding.COMPILES_NOTHING
+    monkeypatch.delenv(name, raising=False) if before is None else monkeypatch.setenv(name, before)
+    monkeypatch.setattr(finding, "_found", lambda options: os.environ[name])
+    assert finding.find(argparse.Namespace()) == "1"
+    assert os.environ.get(name) == before
+
+
+def test_a_search_loads_no_compiler():
+    code = "import sys, planner.finding as f\nwith f.nothing_compiled():\n import planner.search\n"
+    code += "print('bitsandbytes' in sys.modules, 'torch._inductor.compile_fx' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "True False\n"
 
 
 @pytest.mark.parametrize(

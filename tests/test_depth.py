@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from fake_cuda import simulation
-from fake_cuda.depth import ONE_MORE, SHALLOW, deeper
+from fake_cuda.depth import MORE, SHALLOW, deeper
 from fake_cuda.passages import Irregular, Seen
 from fake_cuda.replay import Events
 from helpers import tasks
@@ -120,11 +120,20 @@ def test_a_run_whose_few_layers_do_not_tell_is_simulated_whole():
         assert found.log == simulation.simulate(of(9)).log
 
 
-def test_four_and_five_layers_tell_where_three_and_four_do_not(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("plan", "length", "pairs"),
+    [
+        ("QLoRA, checkpointing", 64, (3, 4)),
+        # A table of its eight experts takes as much as the norms of four layers' adapters.
+        ("QLoRA, checkpointing, Liger kernels", 1024, (3, 4, 5)),
+    ],
+)
+def test_more_layers_tell_where_three_and_four_do_not(plan, length, pairs, tmp_path, monkeypatch):
     """Of a mixture, as the whole one does."""
-    shape = SHAPE | {"num_hidden_layers": DEEP, "num_local_experts": 4, "num_key_value_heads": 1}
-    transformers.MixtralConfig(**shape, vocab_size=520).save_pretrained(tmp_path)
-    ran, told, plan = [], [], Plan.named("QLoRA, checkpointing")
+    shape = SHAPE | {"num_hidden_layers": DEEP, "num_key_value_heads": 1}
+    config = transformers.MixtralConfig(**shape, num_local_experts=8, vocab_size=520)
+    config.save_pretrained(tmp_path)
+    ran, told, plan = [], [], Plan.named(plan)
     run, found = simulation._run, simulation.deeper
 
     def watched(*given):
@@ -137,11 +146,11 @@ def test_four_and_five_layers_tell_where_three_and_four_do_not(tmp_path, monkeyp
 
     monkeypatch.setattr(simulation, "_run", watched)
     monkeypatch.setattr(simulation, "deeper", tells)
-    by_few = predictions(str(tmp_path), keep=False, length=64).predict(plan, 2)
-    assert len(ran) == 3 and told == [SHALLOW[0], ONE_MORE - 1]
+    by_few = predictions(str(tmp_path), keep=False, length=length).predict(plan, 2)
+    assert tuple(told) == pairs and len(ran) == 1 + len(pairs)
     monkeypatch.setattr(Predictions, "_few", lambda *_: [])
-    assert by_few == predictions(str(tmp_path), keep=False, length=64).predict(plan, 2)
-    assert len(ran) == 4
+    assert by_few == predictions(str(tmp_path), keep=False, length=length).predict(plan, 2)
+    assert len(ran) == 2 + len(pairs)
 
 
 def test_a_run_whose_few_layers_fail_is_simulated_whole():
@@ -180,7 +189,7 @@ def test_few_layers_are_built_where_a_configuration_tells_of_each(config, task, 
         with torch.device("meta"):
             model = tasks.MODELS[few.task].from_config(few.config)
         counts.append([len(part) for part in model.modules() if type(part) is torch.nn.ModuleList])
-    assert counts == [[n] for n in (*SHALLOW, ONE_MORE)]
+    assert counts == [[n] for n in SHALLOW + MORE]
 
 
 def test_a_model_that_cannot_be_cut_is_estimated_by_itself(tmp_path, monkeypatch):

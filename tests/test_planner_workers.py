@@ -1,5 +1,6 @@
 """The planner's copies of a process: the same answers, whoever gives them, and what goes wrong."""
 
+import gc
 import multiprocessing
 import os
 import random
@@ -36,6 +37,10 @@ def answer(question):
         raise ValueError("no answer to bad")
     if question == "end":
         os.kill(os.getpid(), signal.SIGKILL)
+    if question == "spared":
+        return gc.get_freeze_count()
+    if question == "loads":
+        answer.loaded = [[] for _ in range(10_000)]
     return question
 
 
@@ -86,6 +91,12 @@ def test_answers_come_in_the_order_of_the_questions():
         who = workers.each(workers.ask, ["who"] * 20)
     assert os.getpid() not in who and len(set(who)) <= 2
     assert not any(process.is_alive() for process in workers.processes)
+
+
+def test_what_stays_of_an_answer_is_not_swept_with_the_next_ones():
+    with Workers(1, answer) as workers:
+        before, _, after = map(workers.ask, ("spared", "loads", "spared"))
+    assert after - before > 9_000
 
 
 def test_an_error_is_raised_where_it_was_asked():

@@ -19,6 +19,7 @@ SHORT, LONG = 512, 2048
 BLOCK = 64  # the longest sample is found in whole blocks, as kernels take them
 CLOSE = 0.02  # twins are asked until no more than this is to be won,
 TWINS = 8  # or so many lengths were asked
+SOON = 4 * LONG  # where no sample is longer than this, the longest one is asked for first
 # Where a length does not fit, the next one is at most this share of it: so the search ends.
 STEP = 0.98
 # Where no line helps, since the length is shorter than those it was drawn through.
@@ -54,8 +55,11 @@ def longest_sample(predictions: Predictions, plan: Plan) -> int:
     def told(tokens: int) -> float:
         return single.estimate(plan, 1, length=tokens).need
 
-    seen = {tokens: told(tokens) for tokens in (near, far)}  # bytes that twins tell, by length
-    length = by_twins(seen, told, room, least, most) if near < far else most
+    length = most
+    if near < far and not (most <= SOON and told(most) <= room):
+        asked = (near, far, most) if most <= SOON else (near, far)
+        seen = {tokens: told(tokens) for tokens in asked}  # bytes that twins tell, by length
+        length = by_twins(seen, told, room, least, most)
     while length >= least:
         facts = single.predict(plan, 1, length=length)
         need = single.question.need(facts.peak_reserved)
@@ -63,7 +67,8 @@ def longest_sample(predictions: Predictions, plan: Plan) -> int:
             return length
         guess = BACK * length
         if length > near:  # the line through what was just seen
-            guess = near + (room - seen[near]) * (length - near) / max(1, need - seen[near])
+            least_need = told(near)
+            guess = near + (room - least_need) * (length - near) / max(1, need - least_need)
         length = _in_blocks(min(length * STEP, guess), least, most)
     return 0
 

@@ -344,6 +344,26 @@ def test_the_longest_is_found_where_attention_takes_the_square(power, monkeypatc
     assert len(seen) <= 3  # full predictions
 
 
+@pytest.mark.parametrize(("each", "fits"), [(10**6, True), (5 * 10**6, False)])
+def test_where_samples_end_soon_the_longest_one_is_asked_for_first(each, fits, monkeypatch):
+    """Of a model with 4,096 positions: what fits needs no curve."""
+    asked, seen = question("llama-2-7b", gpu="T4", batch=1, margin=0.0), []
+    room = asked.card.memory - (asked.card.context or CONTEXT)
+
+    def size(length) -> int:
+        return 2**30 + 2**31 + each * length
+
+    def estimate(predictions, plan, micro_batch, *, length=0):
+        seen.append(length)
+        return Estimate(asked.need(size(length)), 1.0)
+
+    monkeypatch.setattr(Predictions, "predict", lambda *_, length: Facts(0, size(length), {}, {}))
+    monkeypatch.setattr(Predictions, "estimate", estimate)
+    longest = longest_sample(Predictions(asked), Plan.named("LoRA"))
+    assert longest == 4096 if fits else size(longest) <= room < size(longest + 128)
+    assert seen[0] == 4096 and (len(seen) == 1) == fits
+
+
 def test_the_longest_is_found_where_the_twins_see_no_slope(monkeypatch):
     """The allocator's jumps may hide it: then full predictions show the way down."""
     asked = question("llama-3.2-1b", gpu="T4", batch=1, margin=0.0)

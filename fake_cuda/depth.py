@@ -21,7 +21,7 @@ from .replay import Events
 SHALLOW = (3, 4)  # layers: the first one and the last one may be unlike those between them
 # Layers of further runs, while those before do not tell. In a mixture a tensor of each layer dies
 # after a step, and something else happens after the third one; and of four layers a size may be by
-# chance that of something else: norms of eight weights in each take 128 bytes.
+# chance that of something else: the norms of eight gradients in each take 128 bytes.
 MORE = (5, 6)
 
 

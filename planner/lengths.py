@@ -14,7 +14,7 @@ from .predictions import Predictions
 from .techniques import Plan
 
 # The numbers below are choices of ours; no row of data chose them.
-# Tokens of the two twins that tell first how memory grows with a sample.
+# Tokens of the two twins that tell how memory grows with a sample.
 SHORT, LONG = 512, 2048
 BLOCK = 64  # the longest sample is found in whole blocks, as kernels take them
 CLOSE = 0.02  # twins are asked until no more than this is to be won,
@@ -79,7 +79,7 @@ def by_twins(
     """The longest sample that should fit by what twins tell, to `CLOSE`.
 
     Args:
-        seen: bytes of two lengths in tokens.
+        seen: bytes of two lengths in tokens, or of more.
         told: bytes of any other.
         room: bytes that there are.
         least: tokens of the shortest sample.

@@ -136,6 +136,6 @@ def _serve(connection: Connection, others: list[Connection], answer: Callable) -
             connection.send(told)
             del told, question
             # What stays, such as a library that was loaded for it, is not swept with the next
-            # prediction's garbage, over and over: that was a tenth of the time and more.
+            # prediction's garbage, over and over.
             gc.collect()
             gc.freeze()

@@ -121,14 +121,14 @@ def test_a_run_whose_few_layers_do_not_tell_is_simulated_whole():
 
 
 @pytest.mark.parametrize(
-    ("plan", "length", "pairs"),
+    ("plan", "length", "firsts"),
     [
         ("QLoRA, checkpointing", 64, (3, 4)),
         # A table of its eight experts takes as much as the norms of four layers' adapters.
         ("QLoRA, checkpointing, Liger kernels", 1024, (3, 4, 5)),
     ],
 )
-def test_more_layers_tell_where_three_and_four_do_not(plan, length, pairs, tmp_path, monkeypatch):
+def test_more_layers_tell_where_three_and_four_do_not(plan, length, firsts, tmp_path, monkeypatch):
     """Of a mixture, as the whole one does."""
     shape = SHAPE | {"num_hidden_layers": DEEP, "num_key_value_heads": 1}
     config = transformers.MixtralConfig(**shape, num_local_experts=8, vocab_size=520)
@@ -147,10 +147,10 @@ def test_more_layers_tell_where_three_and_four_do_not(plan, length, pairs, tmp_p
     monkeypatch.setattr(simulation, "_run", watched)
     monkeypatch.setattr(simulation, "deeper", tells)
     by_few = predictions(str(tmp_path), keep=False, length=length).predict(plan, 2)
-    assert tuple(told) == pairs and len(ran) == 1 + len(pairs)
+    assert tuple(told) == firsts and len(ran) == 1 + len(firsts)
     monkeypatch.setattr(Predictions, "_few", lambda *_: [])
     assert by_few == predictions(str(tmp_path), keep=False, length=length).predict(plan, 2)
-    assert len(ran) == 2 + len(pairs)
+    assert len(ran) == 2 + len(firsts)
 
 
 def test_a_run_whose_few_layers_fail_is_simulated_whole():
